@@ -63,12 +63,13 @@ def parse_result(
 
     Raises:
         WireError: another number of tokens than the plan sampled, or of log-probabilities or pooled values than it
-            asked for, an id beyond the vocabulary, or a log-probability that is no number.
+            asked for, an id that is neither of the vocabulary nor `NO_TOKEN` nor `NO_NUMBERS`, or a log-probability
+            that is no number.
     """
     token_ids = int32_array("token_ids", result.token_ids)
     if len(token_ids) != num_samples:
         raise WireError(f"result of step {result.step} has {len(token_ids)} tokens, its plan samples {num_samples}")
-    check_range("token_ids", token_ids, -1, vocab_size - 1)
+    check_range("token_ids", token_ids, m.NO_NUMBERS, vocab_size - 1)
     asks_nothing = not len(logprob_counts) and prompt_targets is None
     came = result.logprob_ids or result.logprobs or result.prompt_logprob_ids or result.prompt_logprobs
     if pooled is None and asks_nothing and not (came or result.pooled):  # as good as always
@@ -97,7 +98,7 @@ def _logprobs(
 
     Args:
         counts: of each entry.
-        firsts: the token that each entry begins with; -1 for none, then its values say nothing.
+        firsts: the token that each entry begins with; a negative one for none, then its values say nothing.
     """
     ids, values = int32_array(f"{name}_ids", raw_ids), array_from(f"{name}s", raw_values, "<f4")
     expected = int(counts.sum(dtype=np.int64))

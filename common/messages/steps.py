@@ -16,6 +16,11 @@ MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
 MAX_GRAMMAR_CHARS = 2**18
 
+NO_TOKEN = -1
+"""In place of a sampled row's token: every token is banned."""
+NO_NUMBERS = -2
+"""In place of a sampled row's token: the model's scores are no numbers, whatever the row's constraints do to them."""
+
 TASKS: dict[Pooling, Task] = {"none": "generate", "hidden": "embed", "logits": "score"}
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
@@ -172,15 +177,16 @@ class StepResult(Message, frozen=True, tag="result"):
     """What one plan gave.
 
     Attributes:
-        token_ids: int32, one for each entry of the plan's `sample_rows`, in that order; -1 where there is none, because
-            every token is banned, or the model's scores are no numbers.
+        token_ids: int32, one for each entry of the plan's `sample_rows`, in that order. A row without one has
+            `NO_NUMBERS`, if a score of the model is NaN or +inf, or all are -inf and the row has no constraints; else
+            `NO_TOKEN`.
         compute_us: microseconds from the plan's arrival in the runner to its tokens.
         logprob_ids, logprobs: int32 and float32 [sum of the plan's `logprob_counts`], tokens and their natural
             log-probabilities: for each sample the token that was drawn, then the likeliest ones in descending order.
         prompt_logprob_ids, prompt_logprobs: likewise [sum of the plan's `prompt_logprob_counts`]: for each of its
             targets that one, then the likeliest ones.
         pooled: float32, the results of the plan's `pooled_rows`, ragged: hidden_size values, or as many as the row's
-            `pooled_counts`. A row with a value that is no number has no result.
+            `pooled_counts`. A row has a value that is NaN or infinite, and so no result, if the model's are no numbers.
     """
 
     epoch: Epoch

@@ -32,7 +32,7 @@ class Drawn:
     """Where a step's tokens go, and what comes with them.
 
     Attributes:
-        tokens: [samples] int32; -1 for none.
+        tokens: [samples] int32, see `kernels.reference.sample`.
         chosen: [samples that want log-probabilities] float32, of these tokens.
         top, top_ids: [samples that want any, num_top] float32 and int32, of the likeliest ones.
     """

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from common import messages as m
 from common.errors import WireError
 from common.plan import ExecutorLimits, PlanColumns
 from common.pooled_rows import PooledRows
@@ -26,6 +27,7 @@ class PendingStep:
 
     Args:
         logprob_counts: of its plan.
+        constrained: of its plan.
         prompt_targets: of its plan.
         pooled: of its plan; None on ranks that do not tell what they find.
         order: of its samples; None for the plan's.
@@ -36,12 +38,14 @@ class PendingStep:
     def __init__(
         self,
         logprob_counts: IntArray,
+        constrained: IntArray,
         prompt_targets: PromptTargets | None,
         pooled: PooledRows | None,
         order: SampleOrder | None,
         copies: PendingCopies | CopiedTensors,
     ) -> None:
         self._logprob_counts = logprob_counts
+        self._constrained = constrained
         self._prompt_targets = prompt_targets
         self._pooled = pooled
         self._order = order
@@ -55,7 +59,12 @@ class PendingStep:
         if self._token_ids is None:
             assert copies is not None
             tokens: IntArray = copies.wait()[0]
-            self._token_ids = tokens if self._order is None else tokens[self._order.places()]
+            tokens = tokens if self._order is None else tokens[self._order.places()]
+            # All scores of a sample are -inf, and nothing was there to ban them.
+            not_banned = tokens == m.NO_TOKEN
+            not_banned[self._constrained] = False
+            tokens[not_banned] = m.NO_NUMBERS
+            self._token_ids = tokens
         return self._token_ids
 
     def wait(self) -> ResultColumns:

@@ -127,7 +127,8 @@ class Runner(Generic[Metadata]):
         if results is not None and pooled is not None:
             found.append(results.out)
         order = None if asked_plan is None else asked_plan.order
-        pending = PendingStep(columns.logprob_counts, targets, pooled, order, self._readback.start(found))
+        copies = self._readback.start(found)
+        pending = PendingStep(columns.logprob_counts, columns.constrained, targets, pooled, order, copies)
         if asked_plan is not None and asked is not None:
             self._asked_steps.launched(asked_plan, asked, drawn, pending)
         return pending

@@ -112,9 +112,6 @@ class SampleOrder:
     ) -> ResultColumns:
         """What a plan gave, in its own order.
 
-        Where a score of the model is no number and was banned, there may be a token; its log-probability is said to be
-        -inf.
-
         Args:
             counts: the plan's `logprob_counts`.
             token_ids: [samples], in the plan's order.

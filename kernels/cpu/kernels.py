@@ -232,7 +232,7 @@ class CpuKernels:
     def argmax(self, logits: Tensor, out: Tensor) -> None:
         """The likeliest token of each row of logits [rows, vocab] into out [rows]; of equals, the lowest id.
 
-        It is -1 for a row that has no token, as in `reference.sample`.
+        A row that has no token is told as in `reference.sample`.
         """
         rows, vocab_size = logits.shape
         check("logits", logits, BF16, (rows, vocab_size))
@@ -261,7 +261,7 @@ class CpuKernels:
     def adjust_logits(self, logits: Tensor, adjustments: Adjustments, lane_tokens: Tensor, out: Tensor) -> None:
         """See `reference.adjust_logits`; the masks are contiguous.
 
-        What the adjustments say is not checked: the plan was. In a lane's tokens -1, which is no token, counts nothing.
+        What the adjustments say is not checked: the plan was. In a lane's tokens a negative one counts nothing.
         """
         rows, vocab_size = check_logits(logits)
         check_adjustments(adjustments, rows, vocab_size)
@@ -281,7 +281,7 @@ class CpuKernels:
     def log_probs(
         self, logits: Tensor, token_ids: Tensor, num_top: int, out_chosen: Tensor, out_top: Tensor, out_top_ids: Tensor
     ) -> None:
-        """See `reference.log_probs`. `num_top` should be small. That of -1, which is no token, is NaN."""
+        """See `reference.log_probs`. `num_top` should be small. That of a negative one, which is no token, is NaN."""
         rows, vocab_size = check_logits(logits)
         if not 0 <= num_top <= vocab_size:
             raise ValueError(f"num_top is {num_top}, expected 0 to {vocab_size}, the size of the vocabulary")

@@ -24,10 +24,12 @@ from kernels.reference.layers import (
 )
 from kernels.reference.log_probs import log_probs
 from kernels.reference.moe import choose_experts, mix_experts
-from kernels.reference.sampling import INPUT_DTYPES, SamplingInputs, filter_logits, sample
+from kernels.reference.sampling import INPUT_DTYPES, NO_NUMBERS, NO_TOKEN, SamplingInputs, filter_logits, sample
 
 __all__ = [
     "INPUT_DTYPES",
+    "NO_NUMBERS",
+    "NO_TOKEN",
     "SamplingInputs",
     "Tile",
     "add_rms_norm",

@@ -26,6 +26,9 @@ def adjust_logits(logits: Tensor, adjustments: Adjustments, lane_tokens: Tensor,
        it (Keskar et al. 2019, CTRL, arXiv:1909.05858).
     5. Generated tokens lose `frequency` for each time that they were generated, and `presence` once (OpenAI's API).
 
+    The model's NaN and +inf stay as they are, so that `sample` finds them in whatever was asked, and no other score
+    becomes one.
+
     Args:
         logits: [rows, vocab], any float dtype.
         adjustments: of the rows.
@@ -47,6 +50,7 @@ def adjust_logits(logits: Tensor, adjustments: Adjustments, lane_tokens: Tensor,
         start, end = adjustments.bias_starts[row : row + 2].tolist()
         scores.index_add_(0, adjustments.bias_ids[start:end].long(), adjustments.biases[start:end])
         _penalize(scores, adjustments, row, tokens, generated)
+    out.copy_(torch.where(logits < torch.inf, out.clamp(max=torch.finfo(torch.float32).max), logits))
 
 
 def _apply_mask(scores: Tensor, adjustments: Adjustments, row: int) -> None:

@@ -11,7 +11,7 @@ def log_probs(
 
     Args:
         logits: [rows, vocab], any float dtype.
-        token_ids: [rows] integers, the tokens asked about; -1, of a row without one, asks about token 0.
+        token_ids: [rows] integers, the tokens asked about; a negative one, of a row without, asks about token 0.
         num_top: how many of a row's likeliest tokens are wanted, 0 to vocab.
         out_chosen: [rows] float32; becomes the log-probabilities of `token_ids`.
         out_top: [rows, num_top] float32; becomes those of the likeliest tokens, in descending order.

@@ -9,6 +9,11 @@ from torch import Tensor
 Floats = Annotated[Tensor, torch.float32]
 Ints = Annotated[Tensor, torch.int32]
 
+NO_TOKEN = -1
+"""In place of a row's token: all its scores are -inf."""
+NO_NUMBERS = -2
+"""In place of a row's token: a score is NaN or +inf."""
+
 
 @dataclass(frozen=True)
 class SamplingInputs:
@@ -45,7 +50,7 @@ INPUT_DTYPES: dict[str, torch.dtype] = {
 def sample(logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
     """Draw one token a row by inverting the CDF, in order of token id, of the filtered distribution.
 
-    A row's token does not depend on the other rows. A row has none, -1, if a logit is NaN or inf, or all are -inf.
+    A row's token does not depend on the other rows. A row without one has `NO_TOKEN` or `NO_NUMBERS`.
 
     Args:
         logits: [rows, vocab], any float dtype.
@@ -65,7 +70,7 @@ def sample(logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Ten
             picks = _invert_cdf(scores, own.uniforms)
             tokens[chosen] = token_ids.gather(1, picks).squeeze(1) if token_ids is not None else picks.squeeze(1)
     peaks = logits.amax(dim=-1)  # NaN where any logit is
-    out.copy_(tokens.masked_fill_(~peaks.isfinite(), -1))
+    out.copy_(tokens.masked_fill_(peaks == -torch.inf, NO_TOKEN).masked_fill_(~(peaks < torch.inf), NO_NUMBERS))
     last_tokens.index_copy_(0, inputs.lanes.long(), out.clamp(min=0))
 
 

@@ -99,20 +99,21 @@ def test_a_request_without_lists_names_no_token() -> None:
 RESULT = m.StepResult(
     epoch=6,
     step=0,
-    token_ids=ints(4, -1, 9),
+    token_ids=ints(4, m.NO_TOKEN, 9),
     compute_us=1,
     logprob_ids=ints(0, 9, 1, 2),
     logprobs=floats(float("nan"), -0.5, -1.0, float("-inf")),
 )
 
 
-def test_results_with_log_probabilities() -> None:
-    counts = np.array([0, 1, 3], np.int32)
-    columns = parse_result(RESULT, 3, 10, counts)
-    assert columns.token_ids.tolist() == [4, -1, 9]
+@pytest.mark.parametrize("none", [m.NO_TOKEN, m.NO_NUMBERS])
+def test_results_with_log_probabilities(none: int) -> None:
+    counts, result = np.array([0, 1, 3], np.int32), msgspec.structs.replace(RESULT, token_ids=ints(4, none, 9))
+    columns = parse_result(result, 3, 10, counts)
+    assert columns.token_ids.tolist() == [4, none, 9]
     assert columns.logprob_ids.tolist() == [0, 9, 1, 2]
     assert columns.logprobs[1:].tolist() == [-0.5, -1.0, float("-inf")]
-    assert columns.message(6, 0, 1) == RESULT
+    assert columns.message(6, 0, 1) == result
 
 
 @pytest.mark.parametrize(

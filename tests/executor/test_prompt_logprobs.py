@@ -222,7 +222,7 @@ def test_a_model_that_says_nan_gives_minus_infinity(checkpoint: Make, asked: dic
     with torch.inference_mode():
         runner._model._norm.fill_(torch.nan)
     result = ask(runner, limits, [Row(0, [5, 6], 2, [0], targets=((0, 6, 1), (1, 2, 3)))], **asked)
-    assert result.token_ids.tolist() == [-1]
+    assert result.token_ids.tolist() == [m.NO_NUMBERS]
     assert result.prompt_logprob_ids.tolist() == [6, 2, 0, 1]
     assert result.prompt_logprobs.tolist() == [-np.inf] * 4
 

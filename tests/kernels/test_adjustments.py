@@ -20,6 +20,7 @@ from transformers.generation.logits_process import (
 
 from kernels import reference
 from tests.kernels.adjustment_rows import AdjustedRow, adjusted_rows, arrays_of
+from tests.kernels.no_numbers import check_rows_without_numbers
 from tests.support.effort import examples
 
 VOCAB = 50
@@ -139,6 +140,11 @@ def test_what_is_banned_stays_banned() -> None:
     every = AdjustedRow([0], [1, 2], biases=dict.fromkeys(range(3), -torch.inf))
     rows = [replace(asked, allowed=[]), replace(asked, words=[[0], [1], [2]]), every]
     assert (adjust(torch.ones(3, 3), rows) == -torch.inf).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_what_is_no_number_shows_whatever_is_asked(dtype: torch.dtype) -> None:
+    check_rows_without_numbers(reference, dtype, torch.device("cpu"))
 
 
 @settings(max_examples=examples(40), deadline=None)

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 
 from executor_svc.staging.uniforms import uniforms
 from kernels import reference
-from kernels.reference import SamplingInputs
+from kernels.reference import NO_NUMBERS, NO_TOKEN, SamplingInputs
 from tests.support.effort import examples
 
 VOCAB = 50
@@ -140,14 +140,14 @@ def test_a_row_does_not_depend_on_its_batch(data: st.DataObject) -> None:
 def test_neighbours_of_a_row_without_numbers_have_their_tokens(
     parameters: dict[str, float], dtype: torch.dtype
 ) -> None:
-    """-1, and 0 in its lane. Its neighbours have the tokens that they have alone."""
+    """Its lane has 0. Its neighbours have the tokens that they have alone."""
     good = 3 * torch.randn(5, 8, generator=torch.Generator().manual_seed(8))
     none = [torch.full((8,), torch.nan), torch.full((8,), -torch.inf)]
     none += [good[0].index_fill(0, torch.tensor(7), bad) for bad in (torch.nan, torch.inf)]
     logits = torch.stack([row for pair in zip(good, none, strict=False) for row in pair] + [good[4]]).to(dtype)
     uniforms = torch.linspace(0, 0.99, 9)
     tokens = draw(logits, uniforms, **parameters)
-    assert tokens[1::2] == [-1] * 4
+    assert tokens[1::2] == [NO_NUMBERS, NO_TOKEN, NO_NUMBERS, NO_NUMBERS]
     assert tokens[::2] == draw(logits[::2], uniforms[::2], **parameters)
     assert min(tokens[::2]) >= 0
 
@@ -207,5 +207,5 @@ def test_what_is_no_number_gives_no_token() -> None:
     logits[3] = -torch.inf
     for parameters in ({}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}):
         tokens = draw(logits, 0.5, **parameters)
-        assert tokens[:4] == [-1] * 4
+        assert tokens[:4] == [NO_NUMBERS] * 3 + [NO_TOKEN]
         assert 0 <= tokens[4] < 8

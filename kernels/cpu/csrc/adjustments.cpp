@@ -31,6 +31,7 @@ namespace {
 using namespace baton;
 
 constexpr int64_t kMaskBits = 32;
+constexpr float kLargest = std::numeric_limits<float>::max();
 
 // Tokens of a sequence.
 struct Tokens {
@@ -84,7 +85,7 @@ void penalize_repetition(float* scores, int64_t vocab_size, float repetition, co
   for (const int32_t* token = tokens.first; token < tokens.end; ++token) {
     if (static_cast<uint32_t>(*token) >= vocab_size || counts[*token]++ > 0) continue;
     const float score = scores[*token];
-    scores[*token] = score > 0.0f ? score / repetition : score * repetition;
+    scores[*token] = score > 0.0f ? std::min(score / repetition, kLargest) : score * repetition;
   }
   for (const int32_t* token = tokens.first; token < tokens.end; ++token)
     if (static_cast<uint32_t>(*token) < vocab_size) counts[*token] = 0;
@@ -126,9 +127,16 @@ extern "C" void baton_adjust_logits(const void* logits, int64_t stride, int are_
     parallel_for(rows, threads, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         float* scores = out + row * out_stride;
-        for (int64_t i = 0; i < vocab_size; ++i) scores[i] = to_float(all[row * stride + i]);
+        const auto* own = all + row * stride;
+        int32_t strange = 0;  // as wide as a score, so that the compiler makes vectors of both
+        for (int64_t i = 0; i < vocab_size; ++i) {
+          scores[i] = to_float(own[i]);
+          strange |= !(scores[i] < kInfinity);
+        }
         const int32_t* first = lane_tokens + adjustments->lanes[row] * lane_stride;
         adjust(scores, vocab_size, *adjustments, row, {first, first + adjustments->lengths[row]});
+        for (int64_t i = 0; strange && i < vocab_size; ++i)
+          if (!(to_float(own[i]) < kInfinity)) scores[i] = to_float(own[i]);
       }
     });
   });

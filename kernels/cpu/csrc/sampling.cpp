@@ -22,7 +22,15 @@ namespace {
 
 using namespace baton;
 
-constexpr int32_t kNoToken = -1;
+// As `kernels.reference` has them.
+constexpr int32_t kNoToken = -1, kNoNumbers = -2;
+
+// In place of the token of a row whose peak is NaN.
+template <class Logit>
+int32_t why_none(const Logit* logits, int64_t vocab_size) {
+  const auto is_banned = [](Logit logit) { return to_float(logit) == -kInfinity; };
+  return std::all_of(logits, logits + vocab_size, is_banned) ? kNoToken : kNoNumbers;
+}
 
 // What the kept tokens of a piece weigh.
 template <class Logit>
@@ -91,13 +99,13 @@ int32_t draw(const Logit* logits, int64_t vocab_size, float peak, const Sampling
 template <class Logit>
 int32_t likeliest(const Logit* logits, int64_t vocab_size) {
   const float peak = peak_of(logits, vocab_size);
-  return std::isnan(peak) ? kNoToken : first_at(logits, vocab_size, peak);
+  return std::isnan(peak) ? why_none(logits, vocab_size) : first_at(logits, vocab_size, peak);
 }
 
 template <class Logit>
 int32_t sample(const Logit* logits, int64_t vocab_size, const SamplingInputs& inputs, int64_t at) {
   const float peak = peak_of(logits, vocab_size);
-  if (std::isnan(peak)) return kNoToken;
+  if (std::isnan(peak)) return why_none(logits, vocab_size);
   if (inputs.temperatures[at] > 0.0f) return draw(logits, vocab_size, peak, inputs, at);
   return first_at(logits, vocab_size, peak);
 }

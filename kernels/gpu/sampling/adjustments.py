@@ -40,6 +40,7 @@ MAX_ROW_BIASES = MOST_BIASES.value
 _NUM_WARPS = 4
 _TILE_TOKENS = 2048
 _TILE_POSITIONS = 1024
+_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 _COLUMNS = {
     "lanes": torch.int32,
@@ -180,7 +181,8 @@ def _adjust_kernel(
     row = tl.program_id(1)
     ids = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row_out = out + row.to(tl.int64) * out_stride
-    scores = tl.load(logits + row.to(tl.int64) * logits_stride + ids, mask=ids < VOCAB, other=0.0).to(tl.float32)
+    stored = tl.load(logits + row.to(tl.int64) * logits_stride + ids, mask=ids < VOCAB, other=0.0).to(tl.float32)
+    scores = stored
     mask_row = tl.load(mask_rows + row)
     if mask_row >= 0:
         words = mask_row.to(tl.int64) * ((VOCAB + 31) // 32) + ids // 32
@@ -198,4 +200,6 @@ def _adjust_kernel(
         scores = tl.where((marks & (MOST_COUNTED | IN_PROMPT)) != 0, penalized, scores)
         lost = tl.load(frequencies + row) * counts.to(tl.float32)
         scores = tl.where(counts > 0, scores - lost - tl.load(presences + row), scores)
+    # What is no number stays, and nothing else becomes it.
+    scores = tl.where(stored < float("inf"), tl.minimum(scores, _LARGEST), stored)
     tl.store(row_out + ids, scores, mask=ids < VOCAB)

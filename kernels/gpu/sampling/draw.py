@@ -22,10 +22,12 @@ from kernels.gpu.sampling.search import (
     weigh_listed,
 )
 from kernels.gpu.sampling.segment_statistics import SEGMENT, SMALLEST_NORMAL, decay_of
-from kernels.reference.sampling import INPUT_DTYPES
+from kernels.reference.sampling import INPUT_DTYPES, NO_NUMBERS, NO_TOKEN
 
 # Bounds from statistics are relaxed by more than the rounding of any float32 sum in here.
 _SLACK = tl.constexpr(1e-4)
+_NO_TOKEN = tl.constexpr(NO_TOKEN)
+_NO_NUMBERS = tl.constexpr(NO_NUMBERS)
 
 
 # The inputs are packed into one buffer, so each may begin at any address. They are passed in the order of their struct.
@@ -61,7 +63,8 @@ def choose_kernel(
     peak = tl.max(row_maxima, axis=0)
     row_masses = tl.load(masses + places, mask=segments < NUM_SEGMENTS, other=0.0)
     temperature = tl.load(temperatures + row)
-    token = -1
+    mass = tl.sum(row_masses, axis=0)  # NaN where a logit is
+    token = tl.where((peak == float("-inf")) & (mass == 0), _NO_TOKEN, _NO_NUMBERS)
     if temperature > 0:
         decay = decay_of(temperature)
         gaps = tl.abs(peak - row_maxima)
@@ -93,7 +96,7 @@ def choose_kernel(
             else:
                 segment, left = locate(row_masses, uniform * total)
                 token = locate_token(row_logits, peak, segment, left, decay, 0, MOST, MOST, 0, VOCAB)
-    elif (tl.abs(peak) < float("inf")) & (tl.sum(row_masses, axis=0) == 0):  # the sum is NaN where a logit is
+    elif (tl.abs(peak) < float("inf")) & (mass == 0):
         token = _find_likeliest(row_logits, row_maxima, peak, VOCAB, NUM_SEGMENTS)
     tl.store(out + row, token)
     tl.store(last_tokens + tl.load(lanes + row), tl.maximum(token, 0))

@@ -70,7 +70,7 @@ class LogProbs:
 
         Args:
             logits: [rows, vocab], bfloat16, float16 or float32; the rows may lie apart, each must be dense.
-            token_ids: [rows] int32, the tokens asked about; -1, of a row without one, asks about token 0.
+            token_ids: [rows] int32, the tokens asked about; a negative one, of a row without, asks about token 0.
             num_top: how many of a row's likeliest tokens are wanted, 0 to `MAX_TOP` and no more than there are.
             out_chosen: [rows] float32; becomes the log-probabilities of `token_ids`.
             out_top: [rows, num_top] float32; becomes those of the likeliest tokens, in descending order.

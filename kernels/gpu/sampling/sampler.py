@@ -85,7 +85,7 @@ class TritonSampler:
     def sample(self, logits: Tensor, inputs: SamplingInputs, last_tokens: Tensor, out: Tensor) -> None:
         """Draw one token a row by inverting the CDF, in order of token id, of the filtered distribution.
 
-        A row's token does not depend on the other rows. A row has none, -1, if a logit is NaN or inf, or all are -inf.
+        A row's token does not depend on the other rows. A row without one has `NO_TOKEN` or `NO_NUMBERS` of the twin.
         Two launches, whose grids depend on the shape of the logits alone. Lanes are trusted: one beyond `last_tokens`
         writes to foreign memory.
 

@@ -15,6 +15,7 @@ from kernels.cpu import CpuKernels
 from kernels.cpu.build import SOURCES
 from tests.kernels.adjustment_rows import AdjustedRow, adjusted_rows, arrays_of
 from tests.kernels.cpu.helpers import with_strides
+from tests.kernels.no_numbers import check_rows_without_numbers
 from tests.support.effort import examples
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
@@ -88,6 +89,11 @@ def test_bans_of_all(kernels: CpuKernels, dtype: torch.dtype, vocab_size: int) -
     penalized = AdjustedRow([1], [1], 1.0, 1.0, 2.0)
     rows = [replace(penalized, allowed=[]), replace(penalized, words=words), replace(penalized, biases=biases)]
     assert bool((assert_twins(kernels, logits_of(3, vocab_size, dtype), rows) == -torch.inf).all())
+
+
+@DTYPES
+def test_what_is_no_number_shows_whatever_is_asked(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    check_rows_without_numbers(kernels, dtype, torch.device("cpu"))
 
 
 def test_no_tokens_are_known(kernels: CpuKernels) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from kernels import reference
 from kernels.cpu import CpuKernels
-from kernels.reference import INPUT_DTYPES, SamplingInputs
+from kernels.reference import INPUT_DTYPES, NO_NUMBERS, NO_TOKEN, SamplingInputs
 from tests.kernels.cpu.helpers import with_strides
 from tests.support.effort import examples
 
@@ -158,7 +158,7 @@ def check_turns(kernels: CpuKernels, row: Tensor) -> None:
         torch.tensor([0, 0, 0, 0, 0, 0, 0, 0, 0.5, 0.5]),
     )
     tokens = draw(kernels, logits, *columns, uniforms)
-    assert tokens[::2] == [-1] * 5
+    assert tokens[::2] == [NO_TOKEN if bool((row == -torch.inf).all()) else NO_NUMBERS] * 5
     assert tokens[1::2] == draw(kernels, logits[1::2], *(column[1::2].contiguous() for column in (*columns, uniforms)))
     assert min(tokens[1::2]) >= 0
     assert draw(reference, logits.float(), *columns, uniforms)[::2] == tokens[::2]
@@ -198,7 +198,7 @@ def test_argmax(kernels: CpuKernels, rows: int, vocab_size: int, seed: int) -> N
 def test_argmax_of_a_row_without_numbers(kernels: CpuKernels) -> None:
     out = torch.full((2,), -5, dtype=torch.int32)
     kernels.argmax(torch.tensor([[1.0, torch.nan, 2.0], [1.0, 0.0, 2.0]]).bfloat16(), out)
-    assert out.tolist() == [-1, 2]
+    assert out.tolist() == [NO_NUMBERS, 2]
 
 
 def test_wrong_logits_are_refused(kernels: CpuKernels) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from common.messages.steps import MAX_BIASES
 from kernels import reference
 from kernels.gpu.sampling.adjustments import MAX_ROW_BIASES, adjust_logits
+from kernels.gpu.sampling.sampler import TritonSampler
 from tests.kernels.gpu.adjustment_cases import Asked, adjustments_of, random_row
 from tests.kernels.gpu.memory import (
     DTYPES,
@@ -24,6 +26,7 @@ from tests.kernels.gpu.memory import (
     poison,
     twin_of,
 )
+from tests.kernels.no_numbers import ASKED, VOCAB, check_rows_without_numbers
 from tests.support.effort import examples
 
 QWEN_VOCAB = 151_936
@@ -101,16 +104,24 @@ def test_a_sequence_may_be_longer_than_a_tile_and_a_lane_longer_than_its_sequenc
 
 
 def test_what_is_no_number(device: torch.device) -> None:
-    """Bans are bans of NaN, too; any other adjustment keeps it."""
+    """NaN and inf stay as they are; a ban makes -inf of all else."""
     logits = noise(0, 3, 100, dtype=torch.float32, device=device)
     logits[:, :40] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0], device=device).repeat(10)
     tokens = list(range(20, 60))
     biases = {0: 1.0, 1: -1.0, 2: -torch.inf, 5: -torch.inf}
     row = Asked(tokens, 20, 0.5, 0.25, 1.5, biases=biases, words=[[8], [9]])
     out = assert_twins(logits, [row, replace(row, allowed=range(10)), replace(row, allowed=[])])
-    assert out[0, 4].isnan()
-    assert out[0, 8] == -torch.inf, "a ban"
-    assert bool((out[2] == -torch.inf).all()), "all banned"
+    assert out[0, 8].isnan(), "banned as a bad word"
+    assert out[0, 9] == torch.inf
+    stays = logits[0].isnan() | (logits[0] == torch.inf)
+    assert bool((out[2, ~stays] == -torch.inf).all()), "all banned"
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_what_is_no_number_shows_whatever_is_asked(dtype: torch.dtype, device: torch.device) -> None:
+    sampler = TritonSampler(99 * len(ASKED), VOCAB, device)
+    check_rows_without_numbers(SimpleNamespace(adjust_logits=adjust_logits, sample=sampler.sample), dtype, device)
 
 
 def test_as_many_biases_and_words_as_a_request_may_have(device: torch.device) -> None:

@@ -16,7 +16,7 @@ from common.sampling_columns import SAMPLING_COLUMNS
 from executor_svc.staging.uniforms import uniforms as philox_uniforms
 from kernels.gpu.sampling import segment_statistics as sampler_statistics
 from kernels.gpu.sampling.sampler import TritonSampler
-from kernels.reference import INPUT_DTYPES
+from kernels.reference import INPUT_DTYPES, NO_NUMBERS, NO_TOKEN
 from tests.kernels.gpu.memory import far_apart, framed, noise
 from tests.kernels.gpu.sampler_cases import (
     KINDS,
@@ -229,7 +229,8 @@ def test_what_is_no_number_gives_no_token(device: torch.device) -> None:
     logits = logits[order].to(device)
     tokens = draw(logits, rows)
     assert tokens == draw_by_twin(logits, rows)
-    assert [token == -1 for token in tokens] == [at < 36 for at in order.tolist()]
+    none = [NO_NUMBERS] * 6 + [NO_TOKEN] * 6 + [NO_NUMBERS] * 24
+    assert [min(token, 0) for token in tokens] == [[*none, *[0] * 6][at] for at in order.tolist()]
 
 
 def test_a_segment_of_minus_inf_is_passed_over(device: torch.device) -> None:
