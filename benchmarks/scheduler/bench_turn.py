@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import click
@@ -61,13 +61,14 @@ class MemoryPort:
     """A port whose messages stay in this process."""
 
     def __init__(self) -> None:
-        self.incoming: list[tuple[Peer, object]] = []
+        self.incoming: deque[tuple[Peer, object]] = deque()
+        self.lost: list[Peer] = []
         self.sent: list[m.Message] = []
 
-    def receive(self) -> Iterable[tuple[Peer, object]]:
+    def receive(self) -> Iterator[tuple[Peer, object]]:
         """See `event_loop.Port`."""
-        incoming, self.incoming = self.incoming, []
-        return incoming
+        while self.incoming:
+            yield self.incoming.popleft()
 
     def send(self, peer: Peer, message: m.Message) -> Sent:
         """See `event_loop.Port`."""
@@ -85,7 +86,8 @@ class MemoryPort:
 
     def lost_connections(self) -> list[Peer]:
         """See `event_loop.Port`."""
-        return []
+        lost, self.lost = self.lost, []
+        return lost
 
 
 class MemoryJournal:
@@ -119,7 +121,8 @@ class BusyCore:
         scheduler = SchedulerConfig(max_waiting=num_waiting + RUNNING)
         self.core = Core(CoreConfig(scheduler=scheduler, journal=JournalState.OK), self._now)
         ports = (self._executors, self._frontends)
-        self._loop = EventLoop(self.core, *ports, self._journal, lambda: self._now, _ignore)  # type: ignore[arg-type]
+        clocks = lambda: self._now, time.thread_time  # noqa: E731
+        self._loop = EventLoop(self.core, *ports, self._journal, *clocks, _ignore)  # type: ignore[arg-type]
         length = len(PROMPT) + num_turns + 200
         num_blocks = RUNNING * (length // BLOCK_SIZE + 1) + why.spare_blocks
         self._join(b"large", (len(PROMPT) + why.max_tokens) // BLOCK_SIZE + 1, why.lanes)

@@ -4,7 +4,7 @@ The core joins the fleet of executors, the scheduler and the request manager. `e
 it tells what has happened and carries out the actions that the core answers with.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from common import messages as m
 from common.errors import WireError
@@ -70,6 +70,7 @@ class Core:
         self._views = LiveViews(self.scheduler, self.requests.table, self._counters, self._reporter.report)
         self._last_call = now
         self._forgiving_until = float("-inf")
+        self._planned_last = 0  # epoch of the executor that was last asked for
         self._fleet_state = no_fleet(config.scheduler.max_waiting)
 
     # --- executors ---
@@ -88,15 +89,23 @@ class Core:
         """A plan could not be sent, because the executor has stopped reading."""
         return self._follow(self.fleet.end(epoch, "silent", "it takes no more messages", now), now)
 
-    def plans(self, now: float) -> list[Action]:
-        """All plans that executors can be sent now. They must be sent, or their epochs end."""
-        actions: list[Action] = []
-        for member in self.fleet:
-            while (plan := self.scheduler.plan(member.epoch)) is not None:
+    def plans(self, now: float) -> Iterator[SendToExecutor]:
+        """All plans that executors can be sent now. Each must be sent, or its epoch ends. Where the caller leaves off,
+        the next call goes on."""
+        members = list(self.fleet)
+        first = next((i for i, member in enumerate(members) if member.epoch > self._planned_last), 0)
+        for member in members[first:] + members[:first]:
+            self._planned_last = member.epoch
+            while self.fleet.member(member.epoch) and (plan := self.scheduler.plan(member.epoch)) is not None:
                 self.fleet.plan_sent(member.epoch, plan.step, len(plan.token_ids) // 4, now)
-                actions.append(SendToExecutor(member.peer, plan))
+                self._counters.moved(self.scheduler.take_moves(), now)
+                yield SendToExecutor(member.peer, plan)
         self._counters.moved(self.scheduler.take_moves(), now)
-        return actions
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last `tick` has left work for the next, which should come at once."""
+        return self.fleet.is_behind or self.scheduler.is_behind
 
     # --- frontends ---
 
@@ -198,8 +207,7 @@ class Core:
         for member in self.fleet:
             if member.standing is Standing.FINISHING and self.scheduler.is_spent(member.epoch):
                 actions += self._follow(self.fleet.release(member.epoch), now)
-        if self._state_of_fleet(now) != self._fleet_state:  # a large executor has not come back
-            actions += self._fleet_changed(now)
+        actions += self._tell_fleet(now)
         self._counters.tick(now, self.scheduler.num_running, self.scheduler.num_waiting)
         actions += self._views.tick(now)
         return actions if self._scale is None else [*actions, *self._scale.tick(now)]
@@ -241,11 +249,10 @@ class Core:
                 case f.ExecutorFinishing(epoch):
                     self.scheduler.executor_leaves(epoch, now)
                     actions.append(log_line("info", "executor finishing", executor=self._name(epoch), epoch=epoch))
-                    actions += self._fleet_changed(now)
                 case f.ExecutorDraining(epoch):
                     self.scheduler.executor_leaves(epoch, now)
                     actions.append(log_line("info", "executor draining", executor=self._name(epoch), epoch=epoch))
-                    actions += [*self._fleet_changed(now), *self._end_if_drained(epoch, now)]
+                    actions += self._end_if_drained(epoch, now)
                 case f.EpochEnded():
                     actions += self._ended(event, now)
         return actions
@@ -268,10 +275,7 @@ class Core:
         if self._scale is not None:
             self._scale.joined(hello)
         self.scheduler.add_executor(membership, now)
-        return [
-            log_lines.joined(hello, self.scheduler.executor(epoch)),
-            *self._fleet_changed(now),
-        ]
+        return [log_lines.joined(hello, self.scheduler.executor(epoch))]
 
     def _ended(self, ended: f.EpochEnded, now: float) -> list[Action]:
         epoch, hello, cause = ended.epoch, ended.hello, ended.cause
@@ -284,7 +288,7 @@ class Core:
         self._counters.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
         facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": ended.reason[:MAX_LOGGED_REASON]}
         actions.append(log_lines.ended(facts, len(resumed), is_failure=is_failure))
-        return [*actions, *self._fleet_changed(now)]
+        return actions
 
     def _pool_wait_s(self, epoch: int, hello: m.Hello) -> float:
         """How long the sequences of an executor that is gone wait for the next one of its pool."""
@@ -307,12 +311,13 @@ class Core:
         self.requests.outbox.answer(peer, m.DrainReply(query_id=query.query_id, epoch=found.epoch))
         return self._follow(self.fleet.ask_to_leave(found.epoch, finish=query.finish), now)
 
-    def _fleet_changed(self, now: float) -> list[Action]:
-        self._fleet_state = self._state_of_fleet(now)
-        return [SendToFrontend(peer, self._fleet_state) for peer in self.requests.frontends]
-
-    def _state_of_fleet(self, now: float) -> m.FleetState:
-        return fleet_state(self.fleet, self._fleet_state, lambda task: self.scheduler.largest(now, task))
+    def _tell_fleet(self, now: float) -> list[Action]:
+        """Tell frontends of the fleet once a turn, if it has changed, or a large executor has not come back."""
+        state = fleet_state(self.fleet, self._fleet_state, lambda task: self.scheduler.largest(now, task))
+        if state == self._fleet_state:
+            return []
+        self._fleet_state = state
+        return [SendToFrontend(peer, state) for peer in self.requests.frontends]
 
     def _name(self, epoch: int) -> str:
         member = self.fleet.member(epoch)

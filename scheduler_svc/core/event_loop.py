@@ -3,7 +3,8 @@
 `server/core_process.py` provides real ones, and `tests/sim` simulated ones, so that the simulator runs this very loop.
 """
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from common import messages as m
@@ -22,16 +23,18 @@ from scheduler_svc.core.core import Core
 from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
 
 TICK_S = 0.1
+PART_S = 0.003  # of CPU time for each part of a turn: what is left then waits for the next turn, which comes at once
 FULL_PAUSE_S = 0.05  # before a frontend whose queue is full is offered its outputs again
 
 Incoming_co = TypeVar("Incoming_co", covariant=True)
+Item = TypeVar("Item")
 
 
 class Port(Protocol[Incoming_co]):
     """A socket that many peers are connected to. None of its methods waits."""
 
     def receive(self) -> Iterable[tuple[Peer, Incoming_co]]:
-        """Messages that have arrived, with their senders."""
+        """Messages that have arrived, with their senders. Those that the caller does not get to are given again."""
 
     def send(self, peer: Peer, message: m.Message) -> Sent:
         """Send a message."""
@@ -65,6 +68,7 @@ class EventLoop:
     Args:
         journal: None runs without.
         clock: seconds of a monotonic clock.
+        cpu_clock: seconds of CPU time that this thread has used.
         write_log: writes a line.
         kill_frontend: kills a frontend's process; None where they are not ours.
     """
@@ -76,6 +80,7 @@ class EventLoop:
         frontends: Port[m.FrontendToCore],
         journal: JournalWriter | None,
         clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
         write_log: Callable[[WriteLog], None],
         kill_frontend: Callable[[int], object] | None = None,
     ) -> None:
@@ -84,28 +89,38 @@ class EventLoop:
         self._frontends = frontends
         self._journal = journal
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._write_log = write_log
         self._kill_frontend = kill_frontend
         self._full_until: dict[Peer, float] = {}
+        self._lost: deque[Peer] = deque()  # executors whose connections broke
+        self._told_last: Peer = b""  # the frontend that was sent outputs last
+        self._is_behind = False  # whether the last turn has left work for the next
 
     @property
     def max_wait_s(self) -> float:
         """How long the caller may wait for something to happen before the next turn is due."""
+        if self._is_behind or self.core.is_behind:
+            return 0.0
         due_in_s = self.core.journal_due_in_s(self._clock())
         return TICK_S if due_in_s is None else min(TICK_S, due_in_s)
 
     def turn(self) -> None:
-        """Take in what has happened, and do all that follows from it."""
-        for peer, message in self._executors.receive():
+        """Take in what has happened, and do what follows from it, some of each however much there is: so heartbeats go
+        out in time, and nobody's storm keeps others waiting."""
+        self._is_behind = False
+        for peer, message in self._for_a_while(self._executors.receive()):
             self.carry_out(self.core.from_executor(peer, message, self._clock()))
         self._take_journal_results()
-        for peer, request in self._frontends.receive():
+        for peer, request in self._for_a_while(self._frontends.receive()):
             self.carry_out(self.core.from_frontend(peer, request, self._clock()))
         self._take_lost_connections()
         self.carry_out(self.core.tick(self._clock()))
-        self.carry_out(self.core.plans(self._clock()))
+        for action in self._for_a_while(self.core.plans(self._clock())):
+            self.carry_out([action])
         self._write_journal()
-        self._send_outputs()
+        for _ in self._for_a_while(self._send_outputs()):
+            pass
 
     def settle(self) -> bool:
         """Bring what was recorded to the journal; to be called until it is done, once the core has been shut down.
@@ -118,7 +133,7 @@ class EventLoop:
         self.carry_out(self.core.settle(self._clock()))
         return self.core.is_settled
 
-    def carry_out(self, actions: list[Action]) -> None:
+    def carry_out(self, actions: Iterable[Action]) -> None:
         """Carry actions out, and what follows from that."""
         for action in actions:
             match action:
@@ -141,8 +156,18 @@ class EventLoop:
 
     # --- the parts of a turn ---
 
+    def _for_a_while(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Items until this part of the turn has taken long enough."""
+        until = self._cpu_clock() + PART_S
+        for item in items:
+            yield item
+            if self._cpu_clock() >= until:
+                self._is_behind = True
+                return
+
     def _take_lost_connections(self) -> None:
-        for peer in self._executors.lost_connections():
+        self._lost += self._executors.lost_connections()
+        for peer in self._for_a_while(self._taken(self._lost)):
             self.carry_out(self.core.executor_gone(peer, self._clock()))
         for peer in self._frontends.lost_connections():
             self._full_until.pop(peer, None)
@@ -159,10 +184,19 @@ class EventLoop:
         if self._journal is not None and (batch := self.core.next_batch(self._clock())) is not None:
             self._journal.write(batch)
 
-    def _send_outputs(self) -> None:
-        """Send frontends what waits for them, several tokens in one message to those that are slow."""
+    @staticmethod
+    def _taken(items: deque[Item]) -> Iterator[Item]:
+        while items:
+            yield items.popleft()
+
+    def _send_outputs(self) -> Iterator[Peer]:
+        """Send frontends what waits for them, several tokens in one message to those that are slow. Yields after each
+        message; who was served last comes last the next time."""
         now = self._clock()
-        for peer in self.core.frontends_with_outputs():
+        peers = self.core.frontends_with_outputs()
+        first = peers.index(self._told_last) + 1 if self._told_last in peers else 0
+        for peer in peers[first:] + peers[:first]:
+            self._told_last = peer
             if now < self._full_until.get(peer, 0.0):
                 continue
             self._full_until.pop(peer, None)
@@ -171,6 +205,7 @@ class EventLoop:
                 sent = self._frontends.send(peer, message)
                 if sent is Sent.OK:
                     self.core.output_sent(peer)
+                    yield peer
             if sent is Sent.GONE:
                 self.carry_out(self.core.frontend_gone(peer, now))
             elif sent is Sent.FULL:
@@ -179,7 +214,8 @@ class EventLoop:
     def _send_to_executor(self, peer: Peer, message: m.SchedulerToExecutor) -> None:
         match self._executors.send(peer, message):
             case Sent.GONE:
-                self.carry_out(self.core.executor_gone(peer, self._clock()))
+                self._lost.append(peer)
+                self._is_behind = True
             case Sent.FULL if isinstance(message, m.Plan):
                 self.carry_out(self.core.executor_full(message.epoch, self._clock()))
             case _:

@@ -86,7 +86,8 @@ class CoreProcess:
             self.kv_events.register(self._poller)
         self._journal = journal
         routers = (self._executors, self._fronts)
-        self._event_loop = EventLoop(self.core, *routers, journal, time.monotonic, _LogWriter(), kill_frontend)
+        clocks = time.monotonic, time.thread_time
+        self._event_loop = EventLoop(self.core, *routers, journal, *clocks, _LogWriter(), kill_frontend)
         if journal is not None:
             self._open_journal(journal, loaded, now)
 

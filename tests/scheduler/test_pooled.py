@@ -371,6 +371,7 @@ def test_the_fleet_state_has_each_task_that_was_seen() -> None:
     assert service.say(m.FrontendHello(pid=1)).tasks == ()
     service.join("one", tasks=("generate", "score"))
     service.join("two", tasks=("embed", "score"), fingerprint="beef", max_model_len=100)
+    service.wait(0.1)
     state = service.say(m.FrontendHello(pid=1))
     assert (state.num_ready, state.fingerprint, state.max_model_len) == (1, "f00d", 200)
     assert [msgspec.structs.astuple(each) for each in state.tasks] == [

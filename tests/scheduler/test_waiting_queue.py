@@ -42,7 +42,7 @@ SIZES = st.integers(1, 30)
 )
 def test_candidates_are_what_a_sorted_list_gives(entries, removed, fleets):
     """Whatever sizes executors have, and in whatever order they come and go."""
-    queue = WaitingQueue(lambda task: True)
+    queue = WaitingQueue()
     waiting = []
     for arrival, (place, num_positions) in enumerate(entries):
         entry = sequence(arrival, place, num_positions)
@@ -58,7 +58,7 @@ def test_candidates_are_what_a_sorted_list_gives(entries, removed, fleets):
         assert list(queue) == waiting
         assert queue.total(with_stranded=True) == (len(waiting), len(waiting))
         stranded = []
-        for entry in queue.stranded(50.0):
+        for entry in queue.stranded(50.0, lambda task: 0.0):
             stranded.append(entry)
             queue.remove(entry)
         largest = max(sizes, default=0)
@@ -74,7 +74,7 @@ def test_candidates_are_what_a_sorted_list_gives(entries, removed, fleets):
 @given(taken=st.sets(st.integers(0, 9)), num_positions=st.lists(SIZES, min_size=10, max_size=10))
 def test_an_executor_may_take_sequences_while_it_goes_through_its_candidates(taken, num_positions):
     entries = [sequence(i, i, num_positions[i]) for i in range(10)]
-    queue = WaitingQueue(lambda task: True)
+    queue = WaitingQueue()
     queue.regroup([executor(1, 4), executor(2, 2)], 0.0)
     for entry in entries:
         queue.add(entry, 0.0)

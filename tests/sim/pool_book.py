@@ -86,7 +86,7 @@ class PoolBook:
             limits.left(epoch, now)
         for epoch, member in members.items():
             if epoch not in limits.taking:
-                limits.joined(epoch, member.membership.limits, now)
+                limits.joined(epoch, member.membership.limits, now, member.hello.executor)
         self._libraries.follow(core)
         waiting = [
             s

@@ -267,6 +267,23 @@ PROFILES = {
         keeps=0.3,
         pool_grace_s=SHORT_POOL_GRACE_S,
     ),
+    "fleets": Profile(
+        {
+            "kill_scheduler": 3.0,
+            "freeze_scheduler": 2.0,
+            "cut_both": 2.0,
+            "kill": 1.0,
+            "cancel": 1.0,
+            "hang_up": 1.0,
+        },
+        num_faults=(1, 3),
+        journal=0.7,
+        executors=(64, 64),
+        requests=(100, 300),
+        max_waiting=1000,
+        step_s=(0.02, 0.08),
+        num_builds=3,
+    ),
     "everything": Profile(
         {**EVERYTHING, "flood": 1.0},
         num_faults=(2, 8),

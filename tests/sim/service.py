@@ -1,10 +1,10 @@
 """The scheduler's process, life after life: the very event loop and core that `CoreProcess` runs, in virtual time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from common import messages as m
-from scheduler_svc.core.actions import Action, Peer, WriteLog
+from scheduler_svc.core.actions import Action, Peer, SendToExecutor, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.event_loop import EventLoop
@@ -20,8 +20,13 @@ from tests.sim.world import World
 
 TURN_S = 0.0002  # from a message's arrival to the turn that takes it
 SHORTEST_WAIT_S = 1e-6  # a wait that is lost in the rounding of the time would be waited for ever
-TURNS_A_CHECK = 9
+TURNS_A_CHECK = 9  # of a few executors; the more there are, the longer a check takes
+LONGEST_TURN_S = 0.02
 RESTART_S = 0.1
+
+# CPU seconds of operations, as a slow machine needs them: a turn takes virtual time, and a seed stays the same run.
+MESSAGE_S, HELLO_S, RESULT_S, SUBMIT_S, CANCEL_S, LOST_S, PLAN_S = 5e-5, 1e-3, 3e-4, 2e-4, 1e-4, 1e-3, 3e-4
+TICK_S, MEMBER_S, EPOCH_END_S, SEQUENCE_END_S = 2e-4, 1e-5, 1e-3, 1e-4
 KILL_WITHIN_S = 0.004
 
 
@@ -61,6 +66,7 @@ class Service:
         self._kill_frontend = kill_frontend
         self._num_turns = 0
         self._turn_at = 0.0
+        self._free_at = 0.0  # when the last turn has used its CPU time
         self._frozen_until = 0.0
         self._is_stopping = False
         self._kill_when = ""
@@ -86,7 +92,8 @@ class Service:
         self._ports[0].switch, self._ports[1].switch = self._executors, self._fronts
         self.core = _WatchedCore(config, self.clock(), self._witness, self._executors)
         ports = (self._executors, self._fronts)
-        self._event_loop = EventLoop(self.core, *ports, self._disk, self.clock, self._write_log, self._kill_frontend)
+        clocks = self.clock, self.core.cpu_clock
+        self._event_loop = EventLoop(self.core, *ports, self._disk, *clocks, self._write_log, self._kill_frontend)
         self._witness.started(self.core, self.clock())
         if self._disk is not None:
             legacy = Legacy.of(loaded)
@@ -143,7 +150,7 @@ class Service:
 
     def wake(self) -> None:
         """There is something to do."""
-        self._turn_by(self._world.now + TURN_S)
+        self._turn_by(max(self._world.now + TURN_S, self._free_at))
 
     # --- inside ---
 
@@ -178,13 +185,17 @@ class Service:
             self._settle()
             return
         self._witness.turned(self.clock())
+        before_s = self.core.cpu_clock()
         self._event_loop.turn()
+        took_s = self.core.cpu_clock() - before_s
+        assert took_s <= LONGEST_TURN_S, f"a turn takes {1000 * took_s:.1f} ms of CPU time"
         self._num_turns += 1
-        if self._num_turns % TURNS_A_CHECK == 0:
+        if self._num_turns % (TURNS_A_CHECK + len(self.core.fleet)) == 0:
             self._witness.look(self.core, self.clock())
             if self._disk is not None:
                 self._witness.look_at_journal(self.core, self._disk.false_since)
-        self._turn_at = self._world.now + max(self._event_loop.max_wait_s, SHORTEST_WAIT_S)
+        self._free_at = self._world.now + took_s
+        self._turn_at = max(self._world.now + self._event_loop.max_wait_s, self._free_at + SHORTEST_WAIT_S)
         self._world.at(self._turn_at, self._turn, self._turn_at)
 
     def _settle(self) -> None:
@@ -218,12 +229,23 @@ class _WatchedCore(Core):
         super().__init__(config, now)
         self._witness = witness
         self._switch = switch
+        self._cpu_s = 0.0
+
+    def cpu_clock(self) -> float:
+        """CPU seconds that this life has used."""
+        return self._cpu_s
+
+    def executor_gone(self, peer: Peer, now: float) -> list[Action]:
+        self._cpu_s += LOST_S
+        return super().executor_gone(peer, now)
 
     def from_executor(self, peer: Peer, message: m.ExecutorToScheduler, now: float) -> list[Action]:
+        self._cpu_s += {m.Hello: HELLO_S, m.StepResult: RESULT_S}.get(type(message), MESSAGE_S)
         self._witness.heard(peer, now)
         return super().from_executor(peer, message, now)
 
     def from_frontend(self, peer: Peer, message: m.FrontendToCore, now: float) -> list[Action]:
+        self._cpu_s += {m.Submit: SUBMIT_S, m.Cancel: CANCEL_S}.get(type(message), MESSAGE_S)
         if not isinstance(message, m.Submit):
             return super().from_frontend(peer, message, now)
         expected = self._witness.expected_refusal(self, message, now)
@@ -232,17 +254,22 @@ class _WatchedCore(Core):
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """The core has just heard which connections broke."""
-        self._witness.lost(self, self._switch.peers)
+        """The core has just heard which connections broke, or of some of them."""
+        self._witness.lost(self, self._switch.peers, now)
+        num_members, num_open = len(self.fleet), sum(1 for _ in self.scheduler)
         actions = super().tick(now)
+        self._cpu_s += TICK_S + MEMBER_S * num_members + EPOCH_END_S * (num_members - len(self.fleet))
+        self._cpu_s += SEQUENCE_END_S * (num_open - sum(1 for _ in self.scheduler))
         self._witness.libraries.ticked(actions)
         self._witness.pools.told_fleet(self._fleet_state, now)
         return actions
 
-    def plans(self, now: float) -> list[Action]:
-        actions = super().plans(now)
-        self._witness.planned(self, actions, now)
-        return actions
+    def plans(self, now: float) -> Iterator[SendToExecutor]:
+        for action in super().plans(now):
+            self._cpu_s += PLAN_S
+            self._witness.planned(self, action)
+            yield action
+        self._witness.planned_all(self, now)
 
     def _ended(self, ended: f.EpochEnded, now: float) -> list[Action]:
         self._witness.adoptions.ended(self.scheduler.executor(ended.epoch), ended.cause)

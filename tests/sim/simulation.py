@@ -9,6 +9,7 @@ from random import Random
 from common import messages as m
 from common.plan import ExecutorLimits
 from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.fleet.fleet import MAX_MEMBERS
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.pools import LONGEST_WAIT_S
 from tests.sim.checks import check_abandoned, check_end, check_ghosts, is_quiet
@@ -32,6 +33,8 @@ from tests.sim.workload import LONGEST_PROMPT, Shares, Workload
 from tests.sim.world import World
 from tests.support.pool_limits import TASKS
 
+FLEET = 64  # executors of a large fleet; the largest has as many as there may be
+FLEETS_EVERY = 200  # seeds
 LIMIT_S = 400.0  # of virtual time: by then the longest wait is over, that for a first step that never ends
 LOOK_S = 0.15  # between two looks whether the run is over
 NEAR_CAPACITIES = (6, 1000)  # messages on their way to a frontend
@@ -69,8 +72,7 @@ def simulate(seed: int, profile: str = "", trace: Callable[[str], None] | None =
         profile: name of a mix of faults; empty lets the seed choose.
         trace: is given the run's story line by line.
     """
-    names = list(PROFILES)
-    name = profile or names[seed % len(names)]
+    name = profile or profile_of(seed)
     simulation = Simulation(seed, PROFILES[name], trace)
     failure = ""
     try:
@@ -92,6 +94,14 @@ def simulate(seed: int, profile: str = "", trace: Callable[[str], None] | None =
         clients=Counter(client.state.value for client in simulation.clients),
         moments=simulation.witness.moments,
     )
+
+
+def profile_of(seed: int) -> str:
+    """The mix of faults that a seed chooses: a large fleet, which takes as long as a hundred others, in few."""
+    if seed % FLEETS_EVERY == FLEETS_EVERY - 1:
+        return "fleets"
+    names = [name for name in PROFILES if name != "fleets"]
+    return names[seed % len(names)]
 
 
 class Simulation:
@@ -125,7 +135,10 @@ class Simulation:
         self.machine = Machine(world)
         processes = (self.disk, self.machine, self.witness, self._kill_frontend)
         self.service = Service(world, self._config(), *ports, *processes)
-        builds = [self.builds[i % len(self.builds)] for i in range(rng.randint(*profile.executors))]
+        num_executors = rng.randint(*profile.executors)
+        if num_executors == FLEET and seed % 4 == 3:
+            num_executors = MAX_MEMBERS
+        builds = [self.builds[i % len(self.builds)] for i in range(num_executors)]
         pace = Pace(rng.choice(profile.step_s), rng.choice([0.0, 0.0005]), late_s=rng.uniform(0.3, 3.0))
         self.keepers = self._keepers(keeps, builds) if keeps.random() < profile.keeps else []
         num_standbys = tuple(keeps.randint(*profile.standbys) for _ in builds) if self.keepers else ()

@@ -3,7 +3,8 @@ another peer.
 """
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from common import messages as m
@@ -29,7 +30,7 @@ class Switch:
         self._codec: Codec[Any] = Codec(incoming)
         self._wake = wake
         self._connections: dict[bytes, Connection] = {}
-        self._arrived: list[tuple[bytes, Frames]] = []
+        self._arrived: deque[tuple[bytes, Frames]] = deque()
         self._lost: list[bytes] = []
 
     @property
@@ -57,14 +58,15 @@ class Switch:
             self._lost.append(peer)
             self._wake()
 
-    def receive(self) -> list[tuple[bytes, Any]]:
+    def receive(self) -> Iterator[tuple[bytes, Any]]:
         """Messages that have arrived, with their senders: not always all, so that the rest comes after a break."""
         num_taken = len(self._arrived)
         if self._lost and self._rng.random() < LEFT_FOR_THE_NEXT_TURN:
             num_taken = self._rng.randint(0, num_taken)
             self._wake()
-        arrived, self._arrived = self._arrived[:num_taken], self._arrived[num_taken:]
-        return [(peer, self._codec.decode(frames)) for peer, frames in arrived]
+        for _ in range(num_taken):
+            peer, frames = self._arrived.popleft()
+            yield peer, self._codec.decode(frames)
 
     def send(self, peer: bytes, message: m.Message) -> Sent:
         """Send without waiting."""

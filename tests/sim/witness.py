@@ -14,7 +14,7 @@ from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.requests.group_commit import STUCK_AFTER_S, JournalState
 from scheduler_svc.core.requests.recovery import Legacy
 from scheduler_svc.core.sequence import Sequence, State
-from scheduler_svc.core.step_output import SequenceEnd, StepOutput
+from scheduler_svc.core.step_output import StepOutput
 from tests.sim.adoption_book import AdoptionBook
 from tests.sim.library_book import LibraryBook
 from tests.sim.models import LIBRARY, VOCAB_SIZE, capacity
@@ -23,6 +23,7 @@ from tests.sim.token_book import TokenBook
 from tests.sim.world import World
 
 NOTICE_S = 0.3  # core and client do not learn of a broken connection at the same time
+HEARS_S = 0.5  # from a broken connection to the turn that takes it, behind others
 NOTICE_LOSS_S = STUCK_AFTER_S + 1.0  # it may be that the disk is stuck before the journal can be begun anew
 FAILURES_ALLOWED = 2  # in a row; one more ends a sequence
 WHOLE_EXECUTOR = ("disconnected", "silent")  # it is not known which of its plans it was
@@ -150,6 +151,7 @@ class Witness:
         self._heard = {}
         self.tokens = TokenBook(self._world, self.moments)
         self._last_turn, self._forgiving_until = now, -math.inf
+        self._gone_at: dict[Peer, float] = {}  # members whose connection broke, and which the core has not ended yet
         self.libraries.started()
         self.pools.started()
         self.adoptions.started()
@@ -291,30 +293,31 @@ class Witness:
 
     # --- steps ---
 
-    def planned(self, core: Core, actions: list[Action], now: float) -> None:
-        """The core has built plans, and nothing has happened since."""
+    def planned_all(self, core: Core, now: float) -> None:
+        """The core has built all plans that can be built."""
         self.pools.look(core, now)
-        for action in actions:
-            assert isinstance(action, SendToExecutor)
-            assert isinstance(action.message, m.Plan)
-            epoch, step = action.message.epoch, action.message.step
-            executor = core.scheduler.executor(epoch)
-            plan = next(plan for plan in executor.inflight if plan.step == step)
-            everyone = plan.everyone
-            member = core.fleet.member(epoch)
-            assert member is not None
-            assert member.standing is not Standing.DRAINING, f"epoch {epoch} is draining and gets a plan"
-            if member.standing is Standing.FINISHING:
-                assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
-            before = self._plans[epoch][-1][1] if self._plans[epoch] else None
-            self.tokens.planned(plan, before, executor.running.decode_rows().sequences)
-            for sequence in everyone:
-                self._check_model(core, sequence, executor.model)
-                self.libraries.planned(sequence, epoch)
-            self.adoptions.planned(executor, action.message)
-            for sequence, positions in plan.asked_prompts.rows if plan.asked_prompts is not None else ():
-                self._check_asked(sequence, positions)
-            self._plans[epoch].append((step, everyone))
+
+    def planned(self, core: Core, action: SendToExecutor) -> None:
+        """The core has built a plan, and nothing has happened since."""
+        assert isinstance(action.message, m.Plan)
+        epoch, step = action.message.epoch, action.message.step
+        executor = core.scheduler.executor(epoch)
+        plan = next(plan for plan in executor.inflight if plan.step == step)
+        everyone = plan.everyone
+        member = core.fleet.member(epoch)
+        assert member is not None
+        assert member.standing is not Standing.DRAINING, f"epoch {epoch} is draining and gets a plan"
+        if member.standing is Standing.FINISHING:
+            assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
+        before = self._plans[epoch][-1][1] if self._plans[epoch] else None
+        self.tokens.planned(plan, before, executor.running.decode_rows().sequences)
+        for sequence in everyone:
+            self._check_model(core, sequence, executor.model)
+            self.libraries.planned(sequence, epoch)
+        self.adoptions.planned(executor, action.message)
+        for sequence, positions in plan.asked_prompts.rows if plan.asked_prompts is not None else ():
+            self._check_asked(sequence, positions)
+        self._plans[epoch].append((step, everyone))
 
     def logged(self, core: Core, event: str, facts: dict[str, Any]) -> None:
         """The core told the operator something; what concerns executors is always told."""
@@ -346,9 +349,12 @@ class Witness:
         """An executor said something."""
         self._heard[peer] = now
 
-    def lost(self, core: Core, connected: list[Peer]) -> None:
-        """It has heard whose connections broke; these executors are connected."""
-        assert all(member.peer in connected for member in core.fleet), "an executor is gone and still in the fleet"
+    def lost(self, core: Core, connected: list[Peer], now: float) -> None:
+        """It has heard whose connections broke, or of some of them; these executors are connected."""
+        peers = set(connected)
+        gone = [member.peer for member in core.fleet if member.peer not in peers]
+        self._gone_at = {peer: self._gone_at.get(peer, now) for peer in gone}
+        assert all(now - at < HEARS_S for at in self._gone_at.values()), "an executor is gone and still in the fleet"
 
     def look(self, core: Core, now: float) -> None:
         """A look at a moment between two turns."""
@@ -356,7 +362,7 @@ class Witness:
         for member in core.fleet:
             silence_s = now - self._heard[member.peer]
             assert silence_s <= LOSS_TIMEOUT_S, f"{member.hello.executor} is silent for {silence_s:.1f} s"
-        for sequence in core.scheduler:
+        for sequence in [] if core.is_behind else core.scheduler:
             assert sequence.deadline is None or sequence.deadline > now, f"{sequence.request_id} outlives its deadline"
 
     def look_at_journal(self, core: Core, false_since: float | None) -> None:

@@ -22,8 +22,9 @@ class PoolLimits:
 
     def __init__(self, grace_s: float) -> None:
         self.taking: dict[int, int] = {}
+        self._names: dict[int, str] = {}
         self._grace_s = grace_s
-        self._left: list[tuple[float, int]] = []  # when executors left (as `_served_s` says), and their capacities
+        self._left: list[tuple[float, int, str]] = []  # when executors left (as `_served_s` says): capacity and name
         self._served_s = 0.0  # how long there was an executor that took sequences
         self._passed_at = 0.0
         self._seen = 0
@@ -47,26 +48,31 @@ class PoolLimits:
     def restored(self, length: int) -> None:
         """An executor that an earlier life of the scheduler saw could hold so many positions."""
         self._restored = length
-        self._left.append((0.0, length))
+        self._left.append((0.0, length, ""))
 
-    def joined(self, epoch: int, capacity: int, now: float) -> None:
+    def joined(self, epoch: int, capacity: int, now: float, name: str = "") -> None:
         """An executor takes sequences."""
         self._pass(now)
+        self._names[epoch] = name
         self.taking[epoch] = capacity
         self._seen = max(self._seen, capacity)
+
+    def came_back(self, name: str) -> None:
+        """What an executor of this name had before counts no more."""
+        self._left = [left for left in self._left if not name or left[2] != name]
 
     def left(self, epoch: int, now: float) -> None:
         """An executor takes no sequences any more, if it did."""
         self._pass(now)
         if epoch in self.taking:
-            self._left.append((self._served_s, self.taking.pop(epoch)))
+            self._left.append((self._served_s, self.taking.pop(epoch), self._names[epoch]))
 
     def limit(self, now: float) -> int:
         """Positions that a sequence may need which is accepted now; 0 if any number has to be accepted."""
         self._pass(now)
         if not self._seen:
             return 0
-        return max([self.largest, *(size for at, size in self._left if self._served_s < at + self._grace_s)])
+        return max([self.largest, *(size for at, size, _ in self._left if self._served_s < at + self._grace_s)])
 
     def max_tokens(self, num_prompt: int, asked: int, *, may_shorten: bool) -> int:
         """The `max_tokens` that a request has to be accepted with now."""
@@ -111,12 +117,14 @@ class TaskPools:
         limits = self._limits[task]
         return bool(limits.taking or (not limits.is_expected and self.taking))
 
-    def joined(self, epoch: int, limits: ExecutorLimits, now: float) -> None:
+    def joined(self, epoch: int, limits: ExecutorLimits, now: float, name: str = "") -> None:
         """An executor takes sequences."""
         self._first_at = min(self._first_at, now)
+        for each in self._limits.values():
+            each.came_back(name)
         for task in limits.tasks:
             size = min(limits.max_model_len, limits.num_blocks * limits.block_size)
-            self._limits[task].joined(epoch, size, now)
+            self._limits[task].joined(epoch, size, now, name)
 
     def left(self, epoch: int, now: float) -> None:
         """An executor takes no sequences any more, if it did."""

@@ -3,6 +3,7 @@
 Each task has its own: an executor that does not take a task does not count for it.
 """
 
+from math import inf
 from typing import NamedTuple, get_args
 
 from common.errors import RequestRejected
@@ -53,6 +54,7 @@ class TaskCapacities:
         self._empty_since = 0.0  # when the last executor left
         self._seen = 0
         self._vocab_size = 0
+        self.ready_since = inf  # since when, without a break, some executor takes sequences; infinite while none does
         self._is_known = False
 
     @property
@@ -78,18 +80,23 @@ class TaskCapacities:
     def joined(self, epoch: int, name: str, known: Capacity, now: float) -> None:
         """Another executor takes sequences."""
         if not self._ready:
+            self.ready_since = now
             pause_s = now - self._empty_since
             self._left = {left: (positions, at + pause_s) for left, (positions, at) in self._left.items()}
-        self._left.pop(name, None)
         self._is_known = True
         self._ready[epoch] = name, known.positions
         self._see(known)
+
+    def came_back(self, name: str) -> None:
+        """What an executor of this name had when it left counts no more."""
+        self._left.pop(name, None)
 
     def left(self, epoch: int, now: float) -> None:
         """An executor takes no sequences any more. May be said again."""
         if epoch in self._ready:
             self._forget(now)
             name, positions = self._ready.pop(epoch)
+            self.ready_since = self.ready_since if self._ready else inf
             self._left[name] = max(positions, self._left.get(name, (0, 0.0))[0]), now
             self._empty_since = now
 
@@ -166,8 +173,10 @@ class Capacities:
     def joined(self, epoch: int, name: str, known: Capacity, now: float) -> None:
         """Another executor takes sequences."""
         self._first_at = now if self._first_at is None else self._first_at
-        for task in known.tasks:
-            self._by_task[task].joined(epoch, name, known, now)
+        for task, capacities in self._by_task.items():
+            capacities.came_back(name)
+            if task in known.tasks:
+                capacities.joined(epoch, name, known, now)
 
     def left(self, epoch: int, now: float) -> None:
         """An executor takes no sequences any more. May be said again."""
@@ -178,11 +187,11 @@ class Capacities:
         """The capacity of the most capable executor that takes the sequence's task now, 0 if there is none."""
         return self.of(sequence.params.task).ready
 
-    def has_others(self, task: Task) -> bool:
-        """Whether a sequence of a task that no executor may run waits beside some, and so not for ever: beside those
-        that take the task or, if none ever did, any."""
+    def others_since(self, task: Task) -> float:
+        """Since when, without a break, a sequence of a task that no executor may run waits beside some, and so not for
+        ever: beside those that take the task or, if none ever did, any. Infinite while there are none."""
         own = self.of(task)
-        return own.ready > 0 or (not own.seen and any(each.ready for each in self._by_task.values()))
+        return own.ready_since if own.seen else min(each.ready_since for each in self._by_task.values())
 
     def can_hold(self, task: Task, positions: int, vocabulary: int) -> bool:
         """Whether any executor that was ever seen could; also before one was."""

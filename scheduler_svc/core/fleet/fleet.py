@@ -28,6 +28,7 @@ MAX_REMEMBERED = 1024  # executors that left
 FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")
 UNSAFE = ("step_failed", "untrusted")  # causes after which nothing that the executor's pool holds may count
 BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # failures that a sequence may have caused
+MAX_ENDS_A_TICK = 8  # epochs: what they ran has to be placed anew, and others wait meanwhile
 HELLO_AGAIN_S = 0.5  # a peer that has just joined need not join again, whatever became of its epoch
 
 
@@ -124,6 +125,9 @@ class Fleet:
         first_epoch: epochs count up from here; one that no earlier life of the scheduler has given out.
         step_floor_s: what any step may take before its executor counts as hung (see StepClock).
         vocabularies: by task, what members that take it must have; of others, that of the first one.
+
+    Attributes:
+        is_behind: whether the last `tick` has left members that it would have ended.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class Fleet:
         step_floor_s: float = DEFAULT_FLOOR_S,
         vocabularies: Mapping[m.Task, Vocabulary] | None = None,
     ) -> None:
+        self.is_behind = False
         self._members: dict[Peer, Member] = {}
         self._by_epoch: dict[int, Member] = {}
         self._last_joins: dict[Peer, float] = {}  # when a peer that is connected joined last
@@ -239,8 +244,12 @@ class Fleet:
     def tick(self, now: float) -> list[Consequence]:
         """Ends epochs that have been silent or computing for too long, and sends heartbeats when they are due."""
         consequences: list[Consequence] = []
+        num_before = len(self)
         for member in self:
             member.membership.is_late = member.steps.is_late(now)
+            self.is_behind = num_before - len(self) >= MAX_ENDS_A_TICK
+            if self.is_behind:
+                break
             silence_s = now - member.last_heard
             if silence_s > LOSS_TIMEOUT_S:
                 consequences += self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)

@@ -259,6 +259,11 @@ class Scheduler:
         default `max_tokens` is shortened, and any grammar library will do (`take_relaxed`). To be called each 0.1 s."""
         return self.sequences.expire(now)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last `expire` has left sequences that it would have ended."""
+        return self.sequences.is_behind
+
     def take_relaxed(self) -> list[Sequence]:
         """Sequences that may be masked by another library than their grammar's, since the last call."""
         return self.sequences.take_relaxed()

@@ -24,7 +24,7 @@ from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
 from scheduler_svc.core.sequence import Generated, Sequence, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 
-MAX_ENDS_A_TICK = 64  # of each kind: more wait for the next tick, which comes at once
+MAX_ENDS_A_TICK = 64  # more wait for the next tick, which comes at once
 
 
 class Sequences:
@@ -43,15 +43,17 @@ class Sequences:
         capacities: what the fleet can hold; for reading.
         pools: those that wait for an executor.
         moves: since `take_moves` was called.
+        is_behind: whether the last `expire` has left sequences that it would have ended.
     """
 
     def __init__(self, max_waiting: int, pool_grace_s: float, stats: SchedulerStats, *, grammars: str = "") -> None:
         self.executors: dict[int, ExecutorState] = {}
         self.capacities = Capacities(pool_grace_s)
-        self.waiting = WaitingQueue(self.capacities.has_others, grammars)
+        self.waiting = WaitingQueue(grammars)
         self.suspects = Suspects()
         self.pools = Pools()
         self.moves = Moves()
+        self.is_behind = False
         self._open: dict[Sequence, None] = {}
         self._deadlines = Deadlines()
         self._relaxed: list[Sequence] = []
@@ -218,13 +220,9 @@ class Sequences:
         self.pools.expire(now)
         self._stop_awaiting()
         self.regroup()
-        late = islice(self._deadlines.passed(now), MAX_ENDS_A_TICK)
-        ends = [self.end(s, "error", "the request's time is up", "deadline_exceeded") for s in late]
-        for sequence in islice(self.waiting.hopeless(self.capacities.can_hold), MAX_ENDS_A_TICK):
-            ends += self._give_up_hope(sequence)
-        for sequence in islice(self.waiting.stranded(now - self.capacities.grace_s), MAX_ENDS_A_TICK):
-            ends += self._give_up_waiting(sequence)
-        return ends
+        given_up = [*islice(self._due(now), MAX_ENDS_A_TICK)]
+        self.is_behind = len(given_up) == MAX_ENDS_A_TICK
+        return [end for ends in given_up for end in ends]
 
     def take_relaxed(self) -> list[Sequence]:
         """See `Scheduler.take_relaxed`."""
@@ -263,6 +261,15 @@ class Sequences:
         assert ranks == sorted(ranks), "waiting sequences are out of order"
 
     # --- inside ---
+
+    def _due(self, now: float) -> Iterator[list[SequenceEnd]]:
+        """What becomes of each sequence whose time is up: an end, if it does not go on with less than it asked for."""
+        for sequence in self._deadlines.passed(now):
+            yield [self.end(sequence, "error", "the request's time is up", "deadline_exceeded")]
+        for sequence in self.waiting.hopeless(self.capacities.can_hold):
+            yield self._give_up_hope(sequence)
+        for sequence in self.waiting.stranded(now - self.capacities.grace_s, self.capacities.others_since):
+            yield self._give_up_waiting(sequence)
 
     def _enter(self, sequence: Sequence) -> None:
         self._open[sequence] = None

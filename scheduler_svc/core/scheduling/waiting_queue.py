@@ -41,7 +41,7 @@ class Group:
         arrivals: in their order.
         num_tokens: sum of theirs.
         executors: that may run them, in the order in which they joined.
-        stranded_at: since when there is none, beside others that take sequences; None if that is not so.
+        unfit_at: since when there is none; None if there is one, or the sequences wait for a pool.
     """
 
     needs: Needs
@@ -49,12 +49,12 @@ class Group:
     arrivals: dict[Sequence, _Arrival] = field(default_factory=dict)
     num_tokens: int = 0
     executors: list[ExecutorState] = field(default_factory=list)
-    stranded_at: float | None = None
+    unfit_at: float | None = None
 
     def split(self, limit: int, size_of: Callable[[Sequence], int]) -> "Group":
         """Move the sequences whose size is not above a limit to another group, which is returned."""
         small = {sequence: arrival for sequence, arrival in self.arrivals.items() if size_of(sequence) <= limit}
-        other = Group(self.needs, [s for s in self.sequences if s in small], small, stranded_at=self.stranded_at)
+        other = Group(self.needs, [s for s in self.sequences if s in small], small, unfit_at=self.unfit_at)
         other.num_tokens = sum(arrival.num_tokens for arrival in small.values())
         self.sequences = [sequence for sequence in self.sequences if sequence not in small]
         self.arrivals = {sequence: at for sequence, at in self.arrivals.items() if sequence not in small}
@@ -87,15 +87,13 @@ class _Sizes:
 class WaitingQueue:
     """Sorted lists: most sequences come in at the end and leave at the head, the preempted go back to their places.
 
-    `regroup` has to be called when executors begin or cease to take sequences, or when `strands` gives something else.
+    `regroup` has to be called when executors begin or cease to take sequences.
 
     Args:
-        strands: whether a sequence of a task that no executor may run waits beside others that take sequences.
         grammars: the library that grammars are compiled with; empty for none.
     """
 
-    def __init__(self, strands: Callable[[Task], bool], grammars: str = "") -> None:
-        self._strands = strands
+    def __init__(self, grammars: str = "") -> None:
         self._grammars = grammars
         self._kinds = kinds_of(())
         self._sizes = (
@@ -134,14 +132,17 @@ class WaitingQueue:
         """Those that wait for the pool of an epoch, by rank."""
         return [s for needs, group in self._groups.items() if needs.pool == epoch for s in group.sequences]
 
-    def stranded(self, arrived_by: float) -> Iterator[Sequence]:
-        """Those that no executor may run, though others take sequences, since this time. The caller takes out each."""
-        for group in [group for group in self._groups.values() if group.stranded_at is not None]:
-            while group.stranded_at is not None and group.stranded_at <= arrived_by and group.arrivals:
-                sequence, arrival = next(iter(group.arrivals.items()))
-                if arrival.at > arrived_by:
-                    break
-                yield sequence
+    def stranded(self, since: float, others_since: Callable[[Task], float]) -> Iterator[Sequence]:
+        """Those that no executor may run, since a time at least, though others take sequences. The caller takes out
+        each.
+
+        Args:
+            others_since: since when there are others beside the sequences of a task, without a break.
+        """
+        for needs, group in list(self._groups.items()):
+            if group.unfit_at is not None and max(group.unfit_at, others_since(needs.task)) <= since:
+                while group.arrivals and next(iter(group.arrivals.values())).at <= since:
+                    yield next(iter(group.arrivals))
 
     def hopeless(self, can_hold: Callable[[Task, int, int], bool]) -> Iterator[Sequence]:
         """Those of a task, with so many positions and such a vocabulary, that `can_hold` denies. The caller takes out
@@ -205,8 +206,8 @@ class WaitingQueue:
         group.executors = able_executors(group.needs, self._kinds, self._grammars)
         for executor in group.executors:
             self._groups_of.setdefault(executor.epoch, []).append(group)
-        is_stranded = not (group.executors or group.needs.pool) and self._strands(group.needs.task)
-        group.stranded_at = None if not is_stranded else now if group.stranded_at is None else group.stranded_at
+        is_unfit = not (group.executors or group.needs.pool)
+        group.unfit_at = None if not is_unfit else now if group.unfit_at is None else group.unfit_at
 
     def _split(self, sizes: _Sizes, size: int) -> None:
         """Some sequences of the groups that need more than a new size are content with it."""
