@@ -173,7 +173,7 @@ class _Writer(threading.Thread):
 
     def _write(self, batch: JournalBatch) -> None:
         try:
-            self._file.save(batch.number, batch.payload, batch.keep_from, reset=batch.reset)
+            self._file.save(batch)
         except LostError as error:
             self._report(JournalLost(str(error)), BatchFailed(batch.number, str(error)))
         except Exception as error:

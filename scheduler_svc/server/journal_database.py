@@ -29,7 +29,7 @@ BEGIN;
 {_TABLE};
 {_TRIGGER};
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT_VERSION << 16 | FORMAT_VERSION};
+PRAGMA user_version = {1 << 16 | 1};
 COMMIT;
 """
 # A row that failed can still be in the file, if the disk broke after the write; so a number may come again.
@@ -81,6 +81,23 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
         connection.close()
         raise _explained(error, path, is_ours=is_ours) from error
     return connection
+
+
+def version_in(connection: sqlite3.Connection) -> int:
+    """The version that a release must have, at least, to read the journal."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version & 0xFFFF
+
+
+def insert(connection: sqlite3.Connection, row: tuple[int, int, bytes, bytes], version: int | None) -> None:
+    """Insert a row, and, if `version` is not None, say in the same transaction that the journal has this version."""
+    if version is None:
+        connection.execute(INSERT, row)
+        return
+    connection.execute("BEGIN")
+    connection.execute(f"PRAGMA user_version = {version << 16 | version}")
+    connection.execute(INSERT, row)
+    connection.execute("COMMIT")
 
 
 def read_damaged(path: Path) -> list[Row]:

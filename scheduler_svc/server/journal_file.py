@@ -6,18 +6,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from common.logging import get_logger
+from scheduler_svc.core.requests.group_commit import JournalBatch
 from scheduler_svc.core.requests.journal_time import Clocks, Stamp
 from scheduler_svc.core.requests.recovery import Loaded
 from scheduler_svc.server.journal_database import (
     EVERY_ROW,
-    INSERT,
     DamagedError,
     JournalError,
     beside,
     connect,
+    insert,
     move_aside,
     read_damaged,
     read_rows,
+    version_in,
 )
 from scheduler_svc.server.journal_wal import damage_of
 from scheduler_svc.server.journal_watch import FileWatch, LostError
@@ -46,7 +48,7 @@ class JournalFile:
         self._durable = durable
         self._read_clocks = read_clocks
         self._watch = FileWatch(path)
-        self._num_saved = 0
+        self._num_saved = self._version = 0
         self._wall_offset_s = 0.0
         self._is_lost = False
         self._connection: sqlite3.Connection | None = None
@@ -87,8 +89,10 @@ class JournalFile:
         log.error("journal damaged", moved_to=str(moved_to), reason=reason, **facts)
         self._open()
 
-    def save(self, number: int, payload: bytes, keep_from: int, *, reset: bool) -> None:
+    def save(self, batch: JournalBatch) -> None:
         """Insert a row and delete those with numbers below `keep_from`, or with `reset` all others.
+
+        The file's version is raised with the first row that needs it, and falls only when no other row is left.
 
         Raises:
             sqlite3.Error: the disk is full or broken. Nothing has changed, and the next call opens the file anew.
@@ -96,14 +100,16 @@ class JournalFile:
             JournalError: the file could not be opened anew.
         """
         if self._connection is None:
-            self._reopen(reset=reset)
+            self._reopen(reset=batch.reset)
         assert self._connection is not None
-        stamp = Stamp.at(self._read_clocks(), self._wall_offset_s).pack(number)
+        stamp = Stamp.at(self._read_clocks(), self._wall_offset_s).pack(batch.number)
+        row = (batch.number, EVERY_ROW if batch.reset else batch.keep_from, stamp, batch.payload)
+        version = batch.version if batch.reset else max(batch.version, self._version)
         try:
             self._watch.before_write()
             if self._num_saved % HOUSEKEEPING_EVERY == 0:
                 _give_pages_back(self._connection)
-            self._connection.execute(INSERT, (number, EVERY_ROW if reset else keep_from, stamp, payload))
+            insert(self._connection, row, None if version == self._version else version)
             self._watch.after_write()
         except sqlite3.Error:
             self.close()  # also copies what can be copied from the log, and so may make room on a full disk
@@ -112,6 +118,7 @@ class JournalFile:
             self._lose()
             raise
         self._num_saved += 1
+        self._version = version
 
     def check(self) -> None:
         """Raise LostError if the file is not what was written."""
@@ -151,6 +158,7 @@ class JournalFile:
 
     def _open(self) -> None:
         self._connection = connect(self.path, durable=self._durable)
+        self._version = version_in(self._connection)
         self._look(self._watch.begin)
 
 

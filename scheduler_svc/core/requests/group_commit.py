@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
-from scheduler_svc.core.requests.journal_records import AnyRecord, RequestRecord, encode
+from scheduler_svc.core.requests.journal_records import AnyRecord, RequestRecord, encode, version_of
 from scheduler_svc.core.requests.log_length import LogLength
 
 GATHER_S = 0.004  # from one batch to the next, at least: each costs the step path about 0.1 ms
@@ -74,12 +74,14 @@ class JournalBatch:
         payload: the records.
         keep_from: batches with lower numbers are not needed any more.
         reset: no batch that was written before is needed.
+        version: of the records' format, the first that has all that they say.
     """
 
     number: int
     payload: bytes
     keep_from: int
     reset: bool
+    version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,14 +288,14 @@ class GroupCommit(Generic[AnyAnnouncement]):
         """Hand over what has gathered."""
         number = self._number
         self._number += 1
-        payload = encode(self._records)
+        payload, version = encode(self._records), max(map(version_of, self._records), default=1)
         keep_from = self._log.add(number, self._records, len(payload))
         oldest_at = self._oldest_at if self._records else now
         limit_s = STUCK_AFTER_S + len(payload) / SLOW_DISK_BYTES_PER_S
         self._write = _Write(number, self._waiting, now, limit_s, oldest_at)
         self._begun_at = now
         self._records, self._waiting = [], []
-        return JournalBatch(number, payload, keep_from, reset)
+        return JournalBatch(number, payload, keep_from, reset, version)
 
     def _answered(self, number: int) -> _Write[AnyAnnouncement] | None:
         """The batch that is being written, if this is its number; the result of one that was stuck ends that phase."""
