@@ -50,7 +50,7 @@ class Core:
     """
 
     def __init__(self, config: CoreConfig, now: float, io_counts: Callable[[], IoCounts] = IoCounts) -> None:
-        self.scheduler = Scheduler(config.scheduler)
+        self.scheduler = Scheduler(config.scheduler, first_arrival=config.first_arrival)
         self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabularies)
         self._counters = ServiceCounters(self.scheduler.stats)
         self.requests = RequestManager(

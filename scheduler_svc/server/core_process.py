@@ -58,7 +58,8 @@ class CoreProcess:
         loaded = Loaded([], 0.0, time.time() - now) if journal is None else journal.load()
         config = replace(
             config,
-            first_epoch=int((now + loaded.wall_offset_s) * 1000),  # above any epoch of an earlier life
+            first_epoch=int((now + loaded.wall_offset_s) * 1e3),  # no life begins so many executors, or sequences,
+            first_arrival=int((now + loaded.wall_offset_s) * 1e6),  # a second that the next one would begin below
             journal=JournalState.OFF if journal is None else JournalState.OK,
             first_batch=loaded.next_number,
             wall_offset_s=loaded.wall_offset_s,

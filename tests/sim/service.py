@@ -76,7 +76,8 @@ class Service:
         loaded = self._load()
         config = replace(
             self._config,
-            first_epoch=int((self.clock() + loaded.wall_offset_s) * 1000),
+            first_epoch=int((self.clock() + loaded.wall_offset_s) * 1e3),
+            first_arrival=int((self.clock() + loaded.wall_offset_s) * 1e6),
             journal=JournalState.OFF if self._disk is None else JournalState.OK,
             first_batch=loaded.next_number,
             wall_offset_s=loaded.wall_offset_s,

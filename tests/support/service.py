@@ -89,8 +89,8 @@ class Service:
         return answers[-1] if answers else None
 
     def submit(self, request_id: str, max_tokens: int = 6, **fields: Any) -> None:
-        """A greedy request with the prompt PROMPT."""
-        params = m.SamplingParams(max_tokens=max_tokens)
+        """A greedy request with the prompt PROMPT, which its client can come back for."""
+        params, fields = m.SamplingParams(max_tokens=max_tokens), {"is_resumable": True} | fields
         self.say(m.Submit(request_id=request_id, prompt=array("i", PROMPT).tobytes(), params=params, **fields))
 
     def turn(self, num_answers: int = 1000) -> None:

@@ -42,7 +42,15 @@ class Sequences:
         moves: since `take_moves` was called.
     """
 
-    def __init__(self, max_waiting: int, pool_grace_s: float, stats: SchedulerStats, *, grammars: str = "") -> None:
+    def __init__(
+        self,
+        max_waiting: int,
+        pool_grace_s: float,
+        stats: SchedulerStats,
+        *,
+        grammars: str = "",
+        first_arrival: int = 0,
+    ) -> None:
         self.executors: dict[int, ExecutorState] = {}
         self.waiting = WaitingQueue(self.epochs_for)
         self.suspects = Suspects()
@@ -58,7 +66,7 @@ class Sequences:
         self._max_waiting = max_waiting
         self._grammars = grammars
         self._stats = stats
-        self._arrivals = 0
+        self._arrivals = first_arrival
 
     def __iter__(self) -> Iterator[Sequence]:
         """In the order of their arrival, or of their return from the journal."""
