@@ -158,7 +158,7 @@ class Core:
         return self.requests.restore(records, now, crashes)
 
     def new_journal(self, now: float) -> JournalBatch:
-        """The batch that a life begins its journal with, in place of all that was written before."""
+        """The first of the batches that a life begins its journal with, in place of all that was written before."""
         return self.requests.new_journal(now)
 
     def next_batch(self, now: float) -> JournalBatch | None:

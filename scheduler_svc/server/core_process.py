@@ -132,7 +132,7 @@ class CoreProcess:
         legacy = Legacy.of(loaded)
         if legacy.damage:
             facts = {"records_damaged": legacy.num_damaged, "requests_cut": ",".join(legacy.cut)}
-            journal.set_aside(legacy.damage, **facts)
+            journal.set_aside(legacy.damage, [] if legacy.num_too_old else loaded.batches, **facts)
         if legacy.num_too_old:
             ages = {"age_s": loaded.age_s, "limit_s": RESUME_WITHIN_S}
             log.warning("requests of the journal are too old", requests=legacy.num_too_old, **ages)

@@ -14,7 +14,6 @@ from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
 APPLICATION_ID = 0x4261746E  # "Batn": tells our file from another program's
 CHECKPOINT_PAGES = 1000  # of 4 KiB in the write-ahead log until they are copied into the database
 MAX_LOG_BYTES = 8 << 20  # a log that grew beyond is cut after its checkpoint
-EVERY_ROW = 2**63 - 1
 _HEAD_BYTES = 4096  # in which the schema stands
 _MARK = b"the journal of a Baton scheduler"  # in the schema: tells our file even if its header is damaged
 _PLAIN_VERSIONS = range(101, 105)  # of releases whose records were messages of the protocol
@@ -89,15 +88,14 @@ def version_in(connection: sqlite3.Connection) -> int:
     return version & 0xFFFF
 
 
-def insert(connection: sqlite3.Connection, row: tuple[int, int, bytes, bytes], version: int | None) -> None:
-    """Insert a row, and, if `version` is not None, say in the same transaction that the journal has this version."""
-    if version is None:
-        connection.execute(INSERT, row)
-        return
-    connection.execute("BEGIN")
+def say_version(connection: sqlite3.Connection, version: int) -> None:
+    """Say which version that is, in the transaction that is open."""
     connection.execute(f"PRAGMA user_version = {version << 16 | version}")
+
+
+def insert(connection: sqlite3.Connection, row: tuple[int, int, bytes, bytes]) -> None:
+    """Insert number, keep_from, stamp and payload, and delete the rows below keep_from."""
     connection.execute(INSERT, row)
-    connection.execute("COMMIT")
 
 
 def read_damaged(path: Path) -> list[Row]:

@@ -23,6 +23,7 @@ SHORTEST_WAIT_S = 1e-6  # a wait that is lost in the rounding of the time would 
 TURNS_A_CHECK = 9
 RESTART_S = 0.1
 KILL_WITHIN_S = 0.004
+BATCHES = (1, 1, 2, 128)  # records that a batch takes of one kind: few requests make several pieces
 
 
 class Service:
@@ -64,6 +65,8 @@ class Service:
         self._frozen_until = 0.0
         self._is_stopping = False
         self._kill_when = ""
+        self._kill_within_s = KILL_WITHIN_S
+        self._batch = tuple(world.stream("pieces").choices(BATCHES, k=2))
 
     def start(self) -> None:
         """Begin a life, when the one before has ended."""
@@ -87,6 +90,7 @@ class Service:
         self._ports[0].switch, self._ports[1].switch = self._executors, self._fronts
         self.core = _WatchedCore(config, self.clock(), self._witness, self._executors)
         ports = (self._executors, self._fronts)
+        self.core.requests.group_commit.max_records, self.core.requests.group_commit.max_requests = self._batch
         self._event_loop = EventLoop(self.core, *ports, self._disk, self.clock, self._write_log, self._kill_frontend)
         self._witness.started(self.core, self.clock())
         if self._disk is not None:
@@ -120,9 +124,9 @@ class Service:
         self._is_stopping = True
         self.wake()
 
-    def kill_when(self, event: str) -> None:
+    def kill_when(self, event: str, within_s: float = KILL_WITHIN_S) -> None:
         """kill -9, just after it logs something for the next time; it is back soon."""
-        self._kill_when = event
+        self._kill_when, self._kill_within_s = event, within_s
 
     @property
     def is_frozen(self) -> bool:
@@ -204,7 +208,7 @@ class Service:
         self._witness.logged(self.core, line.event, line.facts)
         if line.event == self._kill_when:
             self._kill_when = ""
-            self._world.after(self._rng.uniform(0.0, KILL_WITHIN_S), self.kill)
+            self._world.after(self._rng.uniform(0.0, self._kill_within_s), self.kill)
             self._world.after(RESTART_S, self.start)
 
 

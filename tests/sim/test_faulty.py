@@ -98,6 +98,17 @@ def lets_go_of_what_is_needed(monkeypatch):
     monkeypatch.setattr(GroupCommit, "next_batch", forgetful)
 
 
+@fault("restarts")
+def forgets_the_old_journal_with_the_first_piece_of_the_new_one(monkeypatch):
+    begin = GroupCommit._begin
+
+    def hasty(self, now, **begins):
+        batch = begin(self, now, **begins)
+        return replace(batch, keep_from=batch.number) if batch.begins else batch
+
+    monkeypatch.setattr(GroupCommit, "_begin", hasty)
+
+
 @fault("journal")
 def does_not_begin_anew_after_a_failure(monkeypatch):
     monkeypatch.setattr(GroupCommit, "may_begin_anew", lambda self, now: False)

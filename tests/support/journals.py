@@ -32,7 +32,7 @@ def collect(journal, count):
 
 def save(journal, number, payload=b"x", keep_from=0, reset=False, version=1):
     """Write a batch and wait for what becomes of it."""
-    journal.write(JournalBatch(number, payload, keep_from, reset, version))
+    journal.write(JournalBatch(number, payload, number if reset else keep_from, reset, reset, version))
     result = None
     while not isinstance(result, BatchSaved | BatchFailed):
         *_, result = collect(journal, 1)

@@ -311,6 +311,11 @@ def step_records(output: StepOutput) -> list[AnyRecord]:
     return [*prompts, StepRecord.of(output), *map(EndRecord.of, output.ends)]
 
 
+def encode_one(record: AnyRecord) -> bytes:
+    """A record as it stands in a batch."""
+    return _encoder.encode(record)
+
+
 def encode(records: list[AnyRecord]) -> bytes:
     """A batch's payload."""
-    return frame([_encoder.encode(record) for record in records])
+    return frame([*map(encode_one, records)])

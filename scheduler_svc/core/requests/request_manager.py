@@ -4,7 +4,7 @@ What is to be told of a request passes the group commit (on disk first), if its 
 waits in the outbox for its reader.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -171,9 +171,10 @@ class RequestManager:
         for end in ends:
             self._counters.ended(end, now)
             self.table.ended(end, now)
-        self._tell([end for end in ends if not end.sequence.is_journaled])
-        if journaled := [end for end in ends if end.sequence.is_journaled]:
-            self._note([EndRecord.of(end) for end in journaled], [*journaled], now)
+            if end.sequence.is_journaled:
+                self._note([EndRecord.of(end)], [end], now)
+            else:
+                self._tell([end])
         return log_lines.failures(ends)
 
     def tick(self, now: float) -> list[Action]:
@@ -210,8 +211,8 @@ class RequestManager:
     # --- the journal ---
 
     def restore(self, records: list[RequestRecord], now: float, crashes: int = 0) -> list[Action]:
-        """Take up the requests of an earlier life. They wait for their clients. A journal of an earlier release has some
-        whose clients cannot come back: these are dropped.
+        """Take up the requests of an earlier life, which wait for their clients. A journal of an earlier release has
+        some whose clients cannot come back: these are dropped.
 
         Args:
             crashes: lives in a row that ended by a fault of the core. After `MAX_CRASHES` the open requests are ended,
@@ -247,9 +248,8 @@ class RequestManager:
         return self.group_commit.next_batch(now)
 
     def new_journal(self, now: float) -> JournalBatch:
-        """A batch that replaces all that was written before."""
-        journaled = [request for request in self.table.all() if request.is_journaled]
-        return self.group_commit.begin_anew([self._crash_count.record, *map(self._record, journaled)], now)
+        """The first of the batches that replace all that was written before."""
+        return self.group_commit.begin_anew(self._all_records(), now)
 
     def crashed(self) -> JournalBatch:
         """The last batch of a core that has failed: the next life has to know of it."""
@@ -278,7 +278,24 @@ class RequestManager:
         num_journaled = self.table.num_returning if self.group_commit.is_recording else 0
         if num_journaled == 0:
             return None, output
-        return (output, None) if num_journaled == self.table.num_open else output.split()
+        is_all = num_journaled == self.table.num_open and self.group_commit.state is JournalState.OK
+        return (output, None) if is_all else output.split()
+
+    def _all_records(self) -> Iterator[AnyRecord]:
+        """What a journal that is begun anew has to have, each request as it is when it is asked for.
+
+        After a failure the journal lacks something of every request. It follows each again from its record on: what
+        came before that would stand behind a gap.
+        """
+        requests = [request for request in self.table.all() if can_return(request.submit)]
+        if self.group_commit.state is JournalState.FAILED:
+            for sequence in (each for request in requests for each in request.sequences):
+                sequence.is_journaled = False
+        for request in requests:
+            if self.table.find(request.id) is request:  # or it was let go meanwhile
+                request.is_journaled = True
+                yield self._record(request)
+        yield self._crash_count.record
 
     def _leave_alone(self, requests: list[Request], now: float) -> list[Action]:
         """These requests have lost their reader: cancel them when the grace is over, or now if there is none."""

@@ -174,7 +174,7 @@ def main() -> None:
     file.load()
     payloads = [encode(batch) for batch in example()]
     for number, payload in enumerate(payloads, 1):
-        file.save(JournalBatch(number, payload, 0, reset=False, version=FORMAT_VERSION))
+        file.save(JournalBatch(number, payload, 0, version=FORMAT_VERSION))
     file.close()
     contents = read_batches(payloads)
     golden = Golden(fields_of_records(), contents.requests, contents.crashes)
