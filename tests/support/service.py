@@ -120,6 +120,13 @@ class Service:
         self.do(self.core.batch_written(BatchSaved(batch.number), self.now))
         return batch.payload
 
+    def write_all(self) -> list[bytes]:
+        """The same, in as many batches as it takes."""
+        payloads = [self.write()]
+        while self.core.journal_due_in_s(self.now) is not None:
+            payloads.append(self.write())
+        return payloads
+
     def wait(self, seconds: float) -> None:
         """Time goes by, with a tick in every half second; executors are alive."""
         num_ticks = max(1, ceil(2 * seconds))
