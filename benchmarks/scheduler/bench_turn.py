@@ -182,6 +182,7 @@ class BusyCore:
                     request_id=f"{first + i}-0",
                     prompt=(PROMPT + (first + i) % 800).tobytes(),
                     params=m.SamplingParams(max_tokens=max_tokens),
+                    is_resumable=True,
                 ),
             )
             for i in range(count)

@@ -116,7 +116,7 @@ class TimedJournal:
         payload = encode(self.make())
         self.encode_s += time.thread_time() - start
         self._written_at = time.perf_counter()
-        self.journal.write(JournalBatch(self._last, payload, max(0, self._last - KEPT), reset=False))
+        self.journal.write(JournalBatch(self._last, payload, max(0, self._last - KEPT)))
 
     def fetch(self) -> bool:
         """Fetch the results. Returns whether the batch that was written last has been saved."""

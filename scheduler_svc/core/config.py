@@ -23,7 +23,7 @@ class CoreConfig:
         scheduler: window and limits.
         vocabulary: of the model that is served, which executors must have; None takes that of the first executor.
         pooling_vocabularies: of tasks that have a model of their own, which executors that take them must have instead.
-        first_epoch: above any epoch of an earlier life.
+        first_epoch, first_arrival: above any epoch, and any arrival of a sequence, of an earlier life.
         step_floor_s: what any step may take before its executor counts as hung.
         reconnect_grace_s: how long a request without a reader goes on.
         return_within_s: how long a request of an earlier life waits for its client; the grace, if that is longer.
@@ -38,6 +38,7 @@ class CoreConfig:
     vocabulary: Vocabulary | None = None
     pooling_vocabularies: Mapping[Task, Vocabulary] = field(default_factory=dict)
     first_epoch: int = 1
+    first_arrival: int = 0
     step_floor_s: float = DEFAULT_FLOOR_S
     reconnect_grace_s: float = RECONNECT_GRACE_S
     return_within_s: float = RETURN_WITHIN_S

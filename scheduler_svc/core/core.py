@@ -50,7 +50,7 @@ class Core:
     """
 
     def __init__(self, config: CoreConfig, now: float, io_counts: Callable[[], IoCounts] = IoCounts) -> None:
-        self.scheduler = Scheduler(config.scheduler)
+        self.scheduler = Scheduler(config.scheduler, first_arrival=config.first_arrival)
         self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabularies)
         self._counters = ServiceCounters(self.scheduler.stats)
         self.requests = RequestManager(
@@ -167,7 +167,7 @@ class Core:
         return self.requests.restore(records, now, crashes)
 
     def new_journal(self, now: float) -> JournalBatch:
-        """The batch that a life begins its journal with, in place of all that was written before."""
+        """The first of the batches that a life begins its journal with, in place of all that was written before."""
         return self.requests.new_journal(now)
 
     def next_batch(self, now: float) -> JournalBatch | None:

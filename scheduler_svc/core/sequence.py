@@ -69,7 +69,7 @@ class Sequence:
 
     Attributes:
         request_id, index: which request it belongs to, and which of its n answers it is.
-        arrival: place in the order of arrival.
+        arrival: place in the order of arrival, which no two sequences share, not even in two lives of the scheduler.
         place: place in the order of service, fixed when the request was accepted (`place_of`).
         tokens: int32 array, prompt first. All known tokens while it waits and once it has ended; while it runs,
             those known when it was admitted.
@@ -97,6 +97,8 @@ class Sequence:
         epoch, lane: where it runs (0 and -1 while it does not; a completing one has no lane).
         may_shorten: whether `max_tokens` is a default, and may become less.
         yields: whether it sits out while prompts of others are computed (`scheduling/yielding.py`).
+        is_journaled: whether the journal follows it: what it is told waits until it is on disk. The request manager
+            decides that.
         takes_any_library: whether executors may mask its tokens by another library, or version, than its grammar was
             compiled with, because none with the same has been there for long.
         deadline: when it is to be ended at the latest, in the caller's seconds; None if never.
@@ -113,6 +115,7 @@ class Sequence:
     place: int = 0
     may_shorten: bool = False
     yields: bool = False
+    is_journaled: bool = False
     takes_any_library: bool = False
     deadline: float | None = None
     state: State = State.WAITING

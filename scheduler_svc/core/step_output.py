@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Lists
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 
@@ -79,3 +80,29 @@ class StepOutput:
     num_decoded: int = 0
     returned: Lists[Sequence] = ()
     late: Lists[Sequence] = ()
+
+    def split(self) -> tuple["StepOutput | None", "StepOutput | None"]:
+        """What goes to sequences that the journal follows, and what to the others, as readers are told it."""
+        return self._of(is_journaled=True), self._of(is_journaled=False)
+
+    def _of(self, *, is_journaled: bool) -> "StepOutput | None":
+        rows = [sequence.is_journaled is is_journaled for sequence in self.sequences]
+        ends = [end for end in self.ends if end.sequence.is_journaled is is_journaled]
+        prompts = [came for came in self.prompt_logprobs if came.sequence.is_journaled is is_journaled]
+        if not (any(rows) or ends or prompts):
+            return None
+        logprobs = self.logprobs
+        if logprobs is not None:
+            chosen = np.repeat(rows, logprobs.counts)
+            counts = logprobs.counts[rows]
+            logprobs = StepLogprobs(counts, logprobs.ids[chosen], logprobs.values[chosen]) if counts.any() else None
+        return StepOutput(
+            sequences=[*compress(self.sequences, rows)],
+            tokens=[*compress(self.tokens, rows)],
+            firsts=[sequence for sequence in self.firsts if sequence.is_journaled is is_journaled],
+            ends=ends,
+            model=self.model,
+            positions=self.positions[rows],
+            logprobs=logprobs,
+            prompt_logprobs=prompts,
+        )

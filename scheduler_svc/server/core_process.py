@@ -58,7 +58,8 @@ class CoreProcess:
         loaded = Loaded([], 0.0, time.time() - now) if journal is None else journal.load()
         config = replace(
             config,
-            first_epoch=int((now + loaded.wall_offset_s) * 1000),  # above any epoch of an earlier life
+            first_epoch=int((now + loaded.wall_offset_s) * 1e3),  # no life begins so many executors, or sequences,
+            first_arrival=int((now + loaded.wall_offset_s) * 1e6),  # a second that the next one would begin below
             journal=JournalState.OFF if journal is None else JournalState.OK,
             first_batch=loaded.next_number,
             wall_offset_s=loaded.wall_offset_s,
@@ -132,7 +133,7 @@ class CoreProcess:
         legacy = Legacy.of(loaded)
         if legacy.damage:
             facts = {"records_damaged": legacy.num_damaged, "requests_cut": ",".join(legacy.cut)}
-            journal.set_aside(legacy.damage, **facts)
+            journal.set_aside(legacy.damage, [] if legacy.num_too_old else loaded.batches, **facts)
         if legacy.num_too_old:
             ages = {"age_s": loaded.age_s, "limit_s": RESUME_WITHIN_S}
             log.warning("requests of the journal are too old", requests=legacy.num_too_old, **ages)

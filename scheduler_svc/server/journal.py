@@ -10,7 +10,7 @@ import queue
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,14 +75,15 @@ class Journal:
         assert self._writer is None, "the file belongs to the writer now"
         return self._file.load()
 
-    def set_aside(self, reason: str, **facts: object) -> None:
-        """Keep a damaged file under another name, log that with these facts, and begin an empty one.
+    def set_aside(self, reason: str, whole: Sequence[tuple[int, bytes]], **facts: object) -> None:
+        """Keep a damaged file under another name, log that with these facts, and begin one with the batches that are
+        whole: they are needed until the journal is begun anew.
 
         Raises:
             JournalError: that is not possible.
         """
         assert self._writer is None, "the file belongs to the writer now"
-        self._file.set_aside(reason, **facts)
+        self._file.set_aside(reason, whole, **facts)
 
     def start(self) -> None:
         """Start the thread that writes."""
@@ -173,7 +174,7 @@ class _Writer(threading.Thread):
 
     def _write(self, batch: JournalBatch) -> None:
         try:
-            self._file.save(batch.number, batch.payload, batch.keep_from, reset=batch.reset)
+            self._file.save(batch)
         except LostError as error:
             self._report(JournalLost(str(error)), BatchFailed(batch.number, str(error)))
         except Exception as error:

@@ -14,7 +14,6 @@ from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
 APPLICATION_ID = 0x4261746E  # "Batn": tells our file from another program's
 CHECKPOINT_PAGES = 1000  # of 4 KiB in the write-ahead log until they are copied into the database
 MAX_LOG_BYTES = 8 << 20  # a log that grew beyond is cut after its checkpoint
-EVERY_ROW = 2**63 - 1
 _HEAD_BYTES = 4096  # in which the schema stands
 _MARK = b"the journal of a Baton scheduler"  # in the schema: tells our file even if its header is damaged
 _PLAIN_VERSIONS = range(101, 105)  # of releases whose records were messages of the protocol
@@ -29,7 +28,7 @@ BEGIN;
 {_TABLE};
 {_TRIGGER};
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT_VERSION << 16 | FORMAT_VERSION};
+PRAGMA user_version = {1 << 16 | 1};
 COMMIT;
 """
 # A row that failed can still be in the file, if the disk broke after the write; so a number may come again.
@@ -81,6 +80,22 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
         connection.close()
         raise _explained(error, path, is_ours=is_ours) from error
     return connection
+
+
+def version_in(connection: sqlite3.Connection) -> int:
+    """The version that a release must have, at least, to read the journal."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version & 0xFFFF
+
+
+def say_version(connection: sqlite3.Connection, version: int) -> None:
+    """Say which version that is, in the transaction that is open."""
+    connection.execute(f"PRAGMA user_version = {version << 16 | version}")
+
+
+def insert(connection: sqlite3.Connection, row: tuple[int, int, bytes, bytes]) -> None:
+    """Insert number, keep_from, stamp and payload, and delete the rows below keep_from."""
+    connection.execute(INSERT, row)
 
 
 def read_damaged(path: Path) -> list[Row]:

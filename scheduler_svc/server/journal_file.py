@@ -1,23 +1,26 @@
 """The journal's file: numbered rows of bytes, each with a stamp, in an SQLite database in WAL mode."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from common.logging import get_logger
+from scheduler_svc.core.requests.group_commit import JournalBatch
+from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
 from scheduler_svc.core.requests.journal_time import Clocks, Stamp
 from scheduler_svc.core.requests.recovery import Loaded
 from scheduler_svc.server.journal_database import (
-    EVERY_ROW,
-    INSERT,
     DamagedError,
     JournalError,
     beside,
     connect,
+    insert,
     move_aside,
     read_damaged,
     read_rows,
+    say_version,
+    version_in,
 )
 from scheduler_svc.server.journal_wal import damage_of
 from scheduler_svc.server.journal_watch import FileWatch, LostError
@@ -46,7 +49,7 @@ class JournalFile:
         self._durable = durable
         self._read_clocks = read_clocks
         self._watch = FileWatch(path)
-        self._num_saved = 0
+        self._num_saved = self._version = 0
         self._wall_offset_s = 0.0
         self._is_lost = False
         self._connection: sqlite3.Connection | None = None
@@ -76,8 +79,8 @@ class JournalFile:
             damage = damage or "the time of its last row is damaged"
         return Loaded([(row.number, row.payload) for row in rows], age_s, self._wall_offset_s, damage)
 
-    def set_aside(self, reason: str, **facts: object) -> None:
-        """Keep a damaged file under another name, say so, and begin an empty one.
+    def set_aside(self, reason: str, whole: Sequence[tuple[int, bytes]] = (), **facts: object) -> None:
+        """Keep a damaged file under another name, say so, and begin one with these batches, if there is room.
 
         Raises:
             JournalError: that is not possible.
@@ -86,24 +89,42 @@ class JournalFile:
         self.close()
         log.error("journal damaged", moved_to=str(moved_to), reason=reason, **facts)
         self._open()
+        assert self._connection is not None
+        clocks = self._read_clocks()
+        with suppress(sqlite3.Error), self._connection:
+            self._connection.execute("BEGIN")
+            for number, payload in whole:
+                say_version(self._connection, FORMAT_VERSION)
+                insert(self._connection, (number, 0, Stamp.at(clocks, self._wall_offset_s).pack(number), payload))
+        self._version = version_in(self._connection)
 
-    def save(self, number: int, payload: bytes, keep_from: int, *, reset: bool) -> None:
-        """Insert a row and delete those with numbers below `keep_from`, or with `reset` all others.
+    def save(self, batch: JournalBatch) -> None:
+        """Insert a row and delete those with numbers below `keep_from`.
+
+        The file's version is raised with the first row that needs it, and falls only when a new beginning is complete.
 
         Raises:
             sqlite3.Error: the disk is full or broken. Nothing has changed, and the next call opens the file anew.
-            LostError: the file was lost before or meanwhile; only a row with `reset` begins another one.
+            LostError: the file was lost before or meanwhile; only a row that `begins` begins another one.
             JournalError: the file could not be opened anew.
         """
         if self._connection is None:
-            self._reopen(reset=reset)
+            self._reopen(begins=batch.begins)
         assert self._connection is not None
-        stamp = Stamp.at(self._read_clocks(), self._wall_offset_s).pack(number)
+        stamp = Stamp.at(self._read_clocks(), self._wall_offset_s).pack(batch.number)
+        row = (batch.number, batch.keep_from, stamp, batch.payload)
+        version = batch.version if batch.completes else max(batch.version, self._version)
         try:
             self._watch.before_write()
             if self._num_saved % HOUSEKEEPING_EVERY == 0:
                 _give_pages_back(self._connection)
-            self._connection.execute(INSERT, (number, EVERY_ROW if reset else keep_from, stamp, payload))
+            if version == self._version:
+                insert(self._connection, row)
+            else:
+                self._connection.execute("BEGIN")
+                say_version(self._connection, version)
+                insert(self._connection, row)
+                self._connection.execute("COMMIT")
             self._watch.after_write()
         except sqlite3.Error:
             self.close()  # also copies what can be copied from the log, and so may make room on a full disk
@@ -112,6 +133,7 @@ class JournalFile:
             self._lose()
             raise
         self._num_saved += 1
+        self._version = version
 
     def check(self) -> None:
         """Raise LostError if the file is not what was written."""
@@ -140,8 +162,8 @@ class JournalFile:
             move_aside(self.path)  # first: closing the connection deletes the log that it finds
         self.close()
 
-    def _reopen(self, *, reset: bool) -> None:
-        if self._is_lost and not reset:
+    def _reopen(self, *, begins: bool) -> None:
+        if self._is_lost and not begins:
             raise JournalError("the file is lost")
         try:
             self._open()
@@ -151,6 +173,7 @@ class JournalFile:
 
     def _open(self) -> None:
         self._connection = connect(self.path, durable=self._durable)
+        self._version = version_in(self._connection)
         self._look(self._watch.begin)
 
 

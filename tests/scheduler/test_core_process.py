@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import time
 from array import array
 
@@ -10,12 +11,18 @@ import pytest
 
 from common import messages as m
 from common.wire import HEADER
+from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.requests import frontends
+from scheduler_svc.core.requests.group_commit import MAX_PIECE_REQUESTS
+from scheduler_svc.core.requests.recovery import Legacy
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.server.core_process import CoreProcess
+from scheduler_svc.server.journal import Journal
 from tests.support.core import FakeExecutor, Peer, running_core
 from tests.support.eventually import eventually
 from tests.support.hello import LIMITS, hello
+from tests.support.journals import read
 from tests.support.oracle import expected_output
 
 
@@ -268,3 +275,25 @@ def test_a_request_id_in_use_is_refused_and_does_no_harm(core):
     assert other.ends["a", 0].code == "request_exists"
     front.gather(("a", 0))
     assert front.tokens["a", 0] == expected([1, 2, 3], max_tokens=50)
+
+
+def test_a_life_that_is_killed_while_it_begins_its_journal_anew_loses_nothing(tmp_path):
+    path = tmp_path / "journal.db"
+    names = {f"r{i}" for i in range(3 * MAX_PIECE_REQUESTS + 7)}
+    core = CoreProcess("tcp://127.0.0.1:0", f"ipc://{tmp_path}/core", CoreConfig(""), Journal(path))
+    for name in names:
+        prompt, params = array("i", [1, 2, 3]).tobytes(), m.SamplingParams(max_tokens=5)
+        submit = m.Submit(request_id=name, prompt=prompt, params=params, is_resumable=True)
+        core.core.from_frontend(b"F", submit, time.monotonic())
+    core.close()
+    core = CoreProcess("tcp://127.0.0.1:0", f"ipc://{tmp_path}/core", CoreConfig(""), Journal(path))
+    num_rows = []
+    while len(num_rows) < 40:
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{tmp_path}/copy.db{suffix}")
+        found = read(tmp_path / "copy.db")
+        num_rows.append(len(found.batches))
+        assert {request.submit.request_id for request in Legacy.of(found).requests} == names
+        core.turn()
+    core.close()
+    assert max(num_rows) > num_rows[-1] == 4, "four pieces, and nothing of the life before"

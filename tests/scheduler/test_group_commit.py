@@ -1,10 +1,27 @@
 """What is not on disk is not told, and no frontend waits for a disk that does not work."""
 
+from array import array
+from itertools import pairwise
+
 import pytest
 
-from scheduler_svc.core.requests.group_commit import GATHER_S, RETRY_AFTER_S, STUCK_AFTER_S, GroupCommit, JournalState
+from common import messages as m
+from scheduler_svc.core.requests.group_commit import (
+    GATHER_S,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_RECORDS,
+    RETRY_AFTER_S,
+    STUCK_AFTER_S,
+    BatchFailed,
+    BatchSaved,
+    GroupCommit,
+    JournalState,
+)
 from scheduler_svc.core.requests.journal_records import encode
+from scheduler_svc.core.requests.journal_replay import read_batches
+from scheduler_svc.core.requests.retention import RETAIN_S
 from tests.support.disk import Disk, end_record, request_record, step_record
+from tests.support.service import Service
 
 
 def test_without_a_journal_everything_is_told_at_once():
@@ -40,7 +57,7 @@ def test_a_batch_that_takes_too_long_is_given_up_and_its_late_result_only_ends_t
     assert not group_commit.may_begin_anew(STUCK_AFTER_S + RETRY_AFTER_S)
     assert group_commit.may_begin_anew(STUCK_AFTER_S + RETRY_AFTER_S + 0.1)
     anew = group_commit.begin_anew([request_record(0, [1, 2])], 10.0)
-    assert (anew.number, anew.reset, group_commit.num_batches) == (6, True, 0)
+    assert (anew.number, anew.begins, group_commit.num_batches) == (6, True, 0)
     assert group_commit.saved(stuck.number) == []
     assert group_commit.state is JournalState.FAILED
     group_commit.saved(anew.number)
@@ -122,3 +139,140 @@ def test_a_request_is_carried_forward_once_however_long_the_disk_takes():
     assert group_commit.overgrown() is None, "it waits for the next batch already"
     group_commit.saved(first.number)
     assert group_commit.next_batch(1.0).payload == encode([request_record(0)])
+
+
+def test_a_journal_is_begun_anew_in_pieces_and_what_was_before_goes_with_the_last():
+    group_commit, disk = GroupCommit(JournalState.OK, first_number=2), Disk({1: encode(map(request_record, range(5)))})
+    group_commit.max_requests, made = 2, []
+
+    def records():
+        for arrival in range(5):
+            made.append(arrival)
+            yield request_record(arrival, [9] * len(made))
+
+    batch = group_commit.begin_anew(records(), 0.0)
+    assert (made, batch.begins, batch.completes, batch.keep_from) == ([0, 1], True, False, 0), "the others are not made"
+    disk.write(batch)
+    assert group_commit.add([step_record([0], 9, [1])], ["a"], 0.0) == [], "it waits as ever"
+    group_commit.saved(batch.number)
+    assert group_commit.due_in_s(0.0) == GATHER_S
+    batch = group_commit.next_batch(GATHER_S)
+    assert (made, batch.begins, batch.completes, batch.keep_from) == ([0, 1, 2, 3], False, False, 0)
+    disk.write(batch)
+    assert group_commit.saved(batch.number) == ["a"]
+    assert {arrival: len(tokens) for arrival, (tokens, _) in disk.read().items()} == {0: 2, 1: 2, 2: 3, 3: 4, 4: 0}
+    batch = group_commit.next_batch(1.0)
+    assert (made[-1], batch.begins, batch.completes, batch.keep_from) == (4, False, True, 2)
+    disk.write(batch)
+    group_commit.saved(batch.number)
+    assert sorted(disk.rows) == [2, 3, 4]
+    assert group_commit.due_in_s(1.0) is None
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_a_piece_that_fails_begins_the_journal_anew_from_the_first(fails_at):
+    group_commit, now = GroupCommit(JournalState.OK), 10.0
+    group_commit.max_requests = 1
+    group_commit.failed(_handed(group_commit, now).number, now)
+    for attempt in range(2):
+        now += 10.0
+        batch = group_commit.begin_anew(map(request_record, range(3)), now)
+        for _ in range(3 if attempt else fails_at):
+            assert group_commit.state is JournalState.FAILED
+            assert group_commit.add([], ["told"], now) == ["told"]
+            group_commit.saved(batch.number)
+            now += 1.0
+            batch = group_commit.next_batch(now)
+        if not attempt:
+            group_commit.failed(batch.number, now)
+            assert group_commit.next_batch(now + 1.0) is None
+            assert group_commit.may_begin_anew(now + 10.0)
+    assert batch.completes
+    assert batch.keep_from == batch.number - 3
+    group_commit.saved(batch.number)
+    assert group_commit.state is JournalState.OK
+
+
+def test_who_is_let_go_before_its_piece_is_not_written():
+    """Else it would never be forgotten."""
+    service = Service(JournalState.OK, first_batch=7)
+    service.core.requests.group_commit.max_requests = 1
+    for name in "abcd":
+        service.submit(name)
+    service.do(service.core.batch_written(BatchFailed(service.core.next_batch(0.0).number, "full"), 0.0))
+    for name in "cd":
+        service.say(m.Cancel(request_id=name))
+    service.now = RETRY_AFTER_S + 1.0
+    rows = [service.core.next_batch(service.now)]
+    for whole in service.core.requests.table._retention._over.values():
+        whole.ended_at = -RETAIN_S
+    service.wait(0.1)
+    while not rows[-1].completes:
+        service.do(service.core.batch_written(BatchSaved(rows[-1].number), service.now))
+        service.wait(0.1)
+        rows.append(service.core.next_batch(service.now))
+    names = [r.submit.request_id for r in read_batches([row.payload for row in rows]).requests]
+    assert names == ["a", "b", "c"], "the first piece was written when d was let go"
+
+
+def test_after_a_failure_a_request_is_followed_from_its_piece_on():
+    """What came before that would stand behind a gap, and a life that found it would take the journal for damaged."""
+    service = Service(JournalState.OK)
+    core, rows = service.core, []
+    core.requests.group_commit.max_requests = 1
+    service.join("one")
+    for name in "abc":
+        service.submit(name, max_tokens=50)
+    rows.append(service.write())
+    service.turn(num_answers=2)
+    service.do(core.batch_written(BatchFailed(core.next_batch(1.0).number, "full"), 1.0))
+    service.turn(num_answers=2)
+    service.wait(RETRY_AFTER_S + 1.0)
+    is_whole = False
+    while not is_whole:
+        service.now += 1.0
+        batch = core.next_batch(service.now)
+        service.turn(num_answers=1)
+        service.do(core.batch_written(BatchSaved(batch.number), service.now))
+        rows.append(batch.payload)
+        is_whole = batch.completes
+        assert read_batches(rows).cut == []
+        assert service.say(m.StatusQuery(query_id=1)).report.journal == "failed"
+    rows.append(service.write())
+    assert service.say(m.StatusQuery(query_id=1)).report.journal == "ok"
+    told = [array("i", r.progress[0].token_ids).tolist() for r in read_batches(rows[1:]).requests]
+    assert told == [service.tokens[b"web", name, 0] for name in "abc"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_gathered_while_a_write_was_slow_goes_in_bounded_batches(fails):
+    """None of them costs the service a pause; each announcement waits for its own record only."""
+    group_commit, disk, told, num_told = GroupCommit(JournalState.OK), Disk(), [], []
+    slow = _handed(group_commit, 0.0)
+    for arrival in range(1, 1001):
+        group_commit.add([request_record(arrival)], [arrival], 0.0)
+    now = 1.0
+    if fails:
+        assert group_commit.failed(slow.number, now) == ["slow", *range(1, 1001)]
+        return
+    told += group_commit.saved(slow.number)
+    while (batch := group_commit.next_batch(now)) is not None:
+        disk.write(batch)
+        told += group_commit.saved(batch.number)
+        assert set(told[1:]) <= disk.read().keys()
+        num_told.append(len(told))
+        now += 1.0
+    assert told == ["slow", *range(1, 1001)]
+    assert max(after - before for before, after in pairwise([1, *num_told])) == MAX_BATCH_RECORDS
+
+
+def test_long_records_fill_a_batch_sooner():
+    group_commit = GroupCommit(JournalState.OK)
+    for arrival in range(1, 5):
+        group_commit.add([request_record(arrival, range(MAX_BATCH_BYTES // 6))], [arrival], 0.0)
+    assert len(group_commit.next_batch(0.0).payload) < 2 * MAX_BATCH_BYTES
+
+
+def _handed(group_commit, now):
+    group_commit.add([request_record(0)], ["slow"], now)
+    return group_commit.next_batch(now)

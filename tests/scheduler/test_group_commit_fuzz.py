@@ -31,12 +31,29 @@ class GroupCommitMachine(RuleBasedStateMachine):
         self.truth, self.promised = {}, {}
         self.num_added = self.num_told = 0
         self.last_number = 2
+        self.followed = set()  # what the journal has a record of, or will have with the next batches
 
-    @initialize(begins_anew=st.booleans())
-    def start(self, begins_anew):
-        if begins_anew:
-            self.disk.rows = {1: encode([request_record(77)]), 2: encode([step_record([77], 1, [0])])}
-            self.hand_over(self.group_commit.begin_anew([], self.now))
+    @initialize(num_earlier=st.integers(0, 6), limits=st.tuples(*[st.sampled_from([1, 2, 128])] * 2))
+    def start(self, num_earlier, limits):
+        """An earlier life has left some requests, with a token each."""
+        self.group_commit.max_records, self.group_commit.max_requests = limits
+        if num_earlier:
+            arrivals = range(-num_earlier, 0)
+            rows = [*map(request_record, arrivals), step_record([*arrivals], 1, [0] * num_earlier)]
+            self.disk.rows = {1: encode([request_record(77)]), 2: encode(rows)}
+            self.truth = {arrival: ([1], False) for arrival in arrivals}
+            self.promised = dict.fromkeys(arrivals, (1, False))
+            self.followed = {*arrivals}
+            self.hand_over(self.group_commit.begin_anew(self.everything(), self.now))
+
+    def everything(self):
+        """A journal that is begun anew after a failure follows a request from its record on, and no token before."""
+        if self.group_commit.state is JournalState.FAILED:
+            self.followed.clear()
+        for arrival in [*self.truth]:
+            if arrival in self.truth:
+                self.followed.add(arrival)
+                yield self.whole(arrival)
 
     def add(self, records, arrivals):
         facts = {a: (len(self.truth[a][0]), self.truth[a][1]) for a in arrivals}
@@ -63,23 +80,25 @@ class GroupCommitMachine(RuleBasedStateMachine):
     def accept(self):
         arrival = self.num_added
         self.truth[arrival] = ([], False)
+        self.followed.add(arrival)
         self.add([request_record(arrival)], [arrival])
 
     @precondition(lambda self: self.going())
     @rule(data=st.data(), token=st.integers(0, 99))
     def step(self, data, token):
         arrivals = data.draw(st.lists(st.sampled_from(self.going()), unique=True, min_size=1))
-        positions = [len(self.truth[arrival][0]) for arrival in arrivals]
+        followed = [arrival for arrival in arrivals if arrival in self.followed]
+        positions = [len(self.truth[arrival][0]) for arrival in followed]
         for arrival in arrivals:
             self.truth[arrival][0].append(token)
-        self.add([step_record(arrivals, token, positions)] if self.group_commit.is_recording else [], arrivals)
+        self.add([step_record(followed, token, positions)] if self.group_commit.is_recording else [], arrivals)
 
     @precondition(lambda self: self.going())
     @rule(data=st.data())
     def end(self, data):
         arrival = data.draw(st.sampled_from(self.going()))
         self.truth[arrival] = (self.truth[arrival][0], True)
-        self.add([end_record(arrival, len(self.truth[arrival][0]))], [arrival])
+        self.add([end_record(arrival, len(self.truth[arrival][0]))] if arrival in self.followed else [], [arrival])
 
     @precondition(lambda self: self.truth)
     @rule(data=st.data())
@@ -97,7 +116,7 @@ class GroupCommitMachine(RuleBasedStateMachine):
     @rule()
     def write(self):
         if self.group_commit.may_begin_anew(self.now):
-            self.hand_over(self.group_commit.begin_anew([self.whole(arrival) for arrival in self.truth], self.now))
+            self.hand_over(self.group_commit.begin_anew(self.everything(), self.now))
         elif (batch := self.group_commit.next_batch(self.now)) is not None:
             self.hand_over(batch)
 
@@ -156,11 +175,12 @@ class GroupCommitMachine(RuleBasedStateMachine):
 
     def teardown(self):
         """Once the disk works everything is told, and on disk."""
-        for _ in range(5):
+        for _ in range(5 + len(self.truth) + self.num_added):
             while self.written:
                 self.disk_answers("saved")
             self.wait(RETRY_AFTER_S + 0.1)
             self.write()
+        assert self.disk.rows.keys().isdisjoint({1, 2}), "a journal begun anew needs nothing that was before"
         assert self.group_commit.state is JournalState.OK
         assert self.num_told == self.num_added
         found = self.disk.read()

@@ -9,6 +9,7 @@ import pytest
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import BatchSaved
 from scheduler_svc.core.requests.journal_records import (
+    FORMAT_VERSION,
     Ending,
     EndRecord,
     Progress,
@@ -21,7 +22,7 @@ from scheduler_svc.core.requests.recovery import Legacy
 from scheduler_svc.server import journal_file
 from scheduler_svc.server.journal import Journal
 from tests.support.core import FakeExecutor, running_core
-from tests.support.journals import asides, fill, load, log_of, read, save, writing
+from tests.support.journals import asides, fill, load, log_of, read, save, version_in, writing
 
 PARTS = 64  # of the bytes of a file; `make test` flips those of one, `make test-slow` a third
 FRAME_BYTES = 24 + 4096  # of the log, behind its header of 32
@@ -82,9 +83,10 @@ def take_up(path):
     """What a new life does with a file. Returns what it takes up."""
     journal = Journal(path)
     try:
-        legacy = Legacy.of(journal.load())
+        loaded = journal.load()
+        legacy = Legacy.of(loaded)
         if legacy.damage:
-            journal.set_aside(legacy.damage)
+            journal.set_aside(legacy.damage, loaded.batches)
         journal.start()
         assert save(journal, 1000, b"", reset=True) == BatchSaved(1000), "a new life can write"
     finally:
@@ -242,3 +244,22 @@ def test_a_whole_journal_is_not_moved_aside(path):
     assert take_up(path).requests == TRUTH
     assert not asides(path)
     assert load(path) == [(1000, b"")]
+
+
+def test_what_is_whole_of_a_damaged_file_survives_until_the_journal_is_begun_anew(files, tmp_path):
+    """A life that is killed before that loses nothing more."""
+    path = tmp_path / "journal.db"
+    database, log = files["log"]
+    path.write_bytes(database)
+    log_of(path).write_bytes(log[:-9000] + bytes(100) + log[-8900:])
+    journal = Journal(path)
+    loaded = journal.load()
+    legacy = Legacy.of(loaded)
+    assert legacy.damage
+    assert legacy.requests
+    journal.set_aside(legacy.damage, loaded.batches)
+    journal.close()
+    again = read(path)
+    assert (again.batches, again.damage) == (loaded.batches, "")
+    assert version_in(path) == FORMAT_VERSION
+    assert len(asides(path)) == 2

@@ -171,7 +171,7 @@ def test_after_a_loss_the_journal_is_begun_anew_at_once_and_after_another_one_la
     assert (group_commit.state, group_commit.num_failures) == (JournalState.FAILED, 1)
     assert group_commit.may_begin_anew(20.0)
     anew = group_commit.begin_anew([request_record(0)], 20.0)
-    assert anew.reset
+    assert anew.begins
     group_commit.saved(anew.number)
     assert group_commit.state is JournalState.OK
     assert group_commit.add([request_record(1)], ["b"], 21.0) == []
@@ -210,7 +210,7 @@ def test_the_core_says_that_its_journal_is_lost_and_writes_all_requests_to_a_new
     (line,) = service.events("journal lost")
     assert (line.level, line.facts["reason"]) == ("error", "it is gone")
     anew = service.core.next_batch(service.now)
-    assert anew.reset
+    assert anew.begins
     service.do(service.core.batch_written(BatchSaved(anew.number), service.now))
     assert service.say(m.StatusQuery(query_id=1)).report.journal == "ok"
     assert service.events("journal works again")

@@ -235,7 +235,7 @@ class RestartMachine(RuleBasedStateMachine):
             self.take(batch, is_told=is_told)
 
     def take(self, batch, *, is_told=True):
-        self.rows = [*([] if batch.reset else self.rows), batch.payload]
+        self.rows = [*([] if batch.completes else self.rows), batch.payload]
         if is_told:
             self.service.do(self.service.core.batch_written(BatchSaved(batch.number), self.service.now))
             self.service.flush()

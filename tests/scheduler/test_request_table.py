@@ -23,7 +23,15 @@ def requests():
 def submit(request_id, *, n=1, client="", num_prompt=3, client_limit=0, constraints=None):
     prompt = array("i", range(num_prompt)).tobytes()
     params = m.SamplingParams(max_tokens=9, constraints=constraints)
-    return m.Submit(request_id=request_id, prompt=prompt, params=params, n=n, client=client, client_limit=client_limit)
+    return m.Submit(
+        request_id=request_id,
+        prompt=prompt,
+        params=params,
+        n=n,
+        client=client,
+        client_limit=client_limit,
+        is_resumable=True,
+    )
 
 
 def add(requests, request_id, *, peer=b"p", now=0.0, endings=(), is_unclaimed=False, **fields):

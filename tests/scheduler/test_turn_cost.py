@@ -25,12 +25,12 @@ def crowded(num_open):
     before = Service(JournalState.OK, scheduler=scheduler)
     for i in range(num_open - 2 * third):
         before.core.from_frontend(OTHER, submit(f"old-{i}"), 0.0)
-    service, _ = restart([before.write()], scheduler=scheduler)
+    service, _ = restart(before.write_all(), scheduler=scheduler)
     for i in range(2 * third):
         service.core.from_frontend(OTHER, submit(f"new-{i}"), 0.0)
         if i % 2:
             service.core.from_frontend(OTHER, m.Detach(request_id=f"new-{i}"), 0.0)
-    service.write()
+    service.write_all()
     outputs(service.core)  # that they are accepted
     assert sum(service.core.requests.table.clients.values()) == num_open
     return service

@@ -191,9 +191,8 @@ class Client:
         if not self._knows_accepted:
             self._come_back(self._rng.uniform(*TRY_AGAIN_S), submit=True)
             return
-        is_forgotten = self.submit.params.pooling != "none" and not self.submit.is_resumable  # with a restart
-        is_risky = is_forgotten or self._witness.is_risky(self._submitted_at)
-        assert is_risky, f"{self.id} was accepted, and is not known any more"
+        is_risky = self._witness.is_risky(self._submitted_at)
+        assert is_risky or not self.submit.is_resumable, f"{self.id} was accepted, and is not known any more"
         self._settle(State.LOST)
 
     def taken_over(self, visit: Visit) -> None:

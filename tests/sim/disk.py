@@ -22,7 +22,8 @@ class Disk:
     """Keeps batches as `scheduler_svc.server.journal` does: in one transaction each, one after the other.
 
     Attributes:
-        false_since: since when it has not what was written to it; None while it has. A journal begun anew is true.
+        false_since: since when it has not what was written to it; None while it has. A journal begun anew, when it is
+            complete, is true.
     """
 
     def __init__(self, world: World) -> None:
@@ -156,20 +157,23 @@ class Disk:
         batch = self._queue.popleft()
         is_full = self._world.now < self._full_until
         self._look()
-        if self._is_lost and not batch.reset:
+        if self._is_lost and not batch.begins:
             failure = "the file is lost"
         else:
             failure = "no space left on device" if is_full else ""
             if not is_full or self._rng.random() < FAILED_BUT_WRITTEN:
                 self._commit(batch)
-        self._world.say("disk", "batch", batch.number, "reset" if batch.reset else "", failure or "saved")
+        part = ("begins" if batch.begins else "", "completes" if batch.completes else "")
+        self._world.say("disk", "batch", batch.number, *part, failure or "saved")
         self._results.append(BatchFailed(batch.number, failure) if failure else BatchSaved(batch.number))
         if self._queue:
             self._begin()
         self._wake()
 
     def _commit(self, batch: JournalBatch) -> None:
-        if batch.reset:
-            self.false_since, self._is_lost = None, False
-        kept = {} if batch.reset else {n: row for n, row in self._rows.items() if n >= batch.keep_from}
+        if batch.begins:
+            self._is_lost = False
+        if batch.completes:
+            self.false_since = None
+        kept = {n: row for n, row in self._rows.items() if n >= batch.keep_from}
         self._rows = kept | {batch.number: (Stamp.at(self._clocks(), self._wall_offset_s), batch.payload)}

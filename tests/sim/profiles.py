@@ -33,6 +33,12 @@ JOURNAL = {
     "reboot": 1.0,
     "long_absence": 1.0,
 }
+RESTARTS = {
+    "kill_while_journal_is_begun": 6.0,
+    "kill_while_journal_is_replaced": 6.0,
+    "kill_when_journal_recovers": 2.0,
+    "kill_scheduler": 1.0,
+}
 SCHEDULER = {"kill_scheduler": 4.0, "stop_scheduler": 1.0, "freeze_scheduler": 1.0, "never_return": 2.0}
 HOSTILE = {
     "stranger": 4.0,
@@ -200,6 +206,14 @@ PROFILES = {
         journal=1.0,
         max_tokens=60,
         step_s=(0.02, 0.08),
+    ),
+    "restarts": Profile(
+        {**RESTARTS, "disk_full": 1.0, "kill_after_loss": 1.0, "hang_up": 1.0, "cancel": 1.0},
+        num_faults=(1, 4),
+        journal=1.0,
+        requests=(3, 9),
+        max_tokens=60,
+        step_s=(0.01, 0.02, 0.08),
     ),
     "flood": Profile({**CLIENTS, "flood": 6.0, "kill": 1.0}, max_waiting=6, requests=(3, 8), max_tokens=8),
     "hostile": Profile({**HOSTILE, "kill": 1.0}, num_faults=(2, 6)),

@@ -28,6 +28,7 @@ RESTART_S = 0.1
 MESSAGE_S, HELLO_S, RESULT_S, SUBMIT_S, CANCEL_S, LOST_S, PLAN_S = 5e-5, 1e-3, 3e-4, 2e-4, 1e-4, 1e-3, 3e-4
 TICK_S, MEMBER_S, EPOCH_END_S, SEQUENCE_END_S = 2e-4, 1e-5, 1e-3, 1e-4
 KILL_WITHIN_S = 0.004
+BATCHES = (1, 1, 2, 128)  # records that a batch takes of one kind: few requests make several pieces
 
 
 class Service:
@@ -70,6 +71,8 @@ class Service:
         self._frozen_until = 0.0
         self._is_stopping = False
         self._kill_when = ""
+        self._kill_within_s = KILL_WITHIN_S
+        self._batch = tuple(world.stream("pieces").choices(BATCHES, k=2))
 
     def start(self) -> None:
         """Begin a life, when the one before has ended."""
@@ -82,7 +85,8 @@ class Service:
         loaded = self._load()
         config = replace(
             self._config,
-            first_epoch=int((self.clock() + loaded.wall_offset_s) * 1000),
+            first_epoch=int((self.clock() + loaded.wall_offset_s) * 1e3),
+            first_arrival=int((self.clock() + loaded.wall_offset_s) * 1e6),
             journal=JournalState.OFF if self._disk is None else JournalState.OK,
             first_batch=loaded.next_number,
             wall_offset_s=loaded.wall_offset_s,
@@ -92,6 +96,7 @@ class Service:
         self._ports[0].switch, self._ports[1].switch = self._executors, self._fronts
         self.core = _WatchedCore(config, self.clock(), self._witness, self._executors)
         ports = (self._executors, self._fronts)
+        self.core.requests.group_commit.max_records, self.core.requests.group_commit.max_requests = self._batch
         clocks = self.clock, self.core.cpu_clock
         self._event_loop = EventLoop(self.core, *ports, self._disk, *clocks, self._write_log, self._kill_frontend)
         self._witness.started(self.core, self.clock())
@@ -126,9 +131,9 @@ class Service:
         self._is_stopping = True
         self.wake()
 
-    def kill_when(self, event: str) -> None:
+    def kill_when(self, event: str, within_s: float = KILL_WITHIN_S) -> None:
         """kill -9, just after it logs something for the next time; it is back soon."""
-        self._kill_when = event
+        self._kill_when, self._kill_within_s = event, within_s
 
     @property
     def is_frozen(self) -> bool:
@@ -214,7 +219,7 @@ class Service:
         self._witness.logged(self.core, line.event, line.facts)
         if line.event == self._kill_when:
             self._kill_when = ""
-            self._world.after(self._rng.uniform(0.0, KILL_WITHIN_S), self.kill)
+            self._world.after(self._rng.uniform(0.0, self._kill_within_s), self.kill)
             self._world.after(RESTART_S, self.start)
 
 

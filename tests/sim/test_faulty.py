@@ -16,7 +16,7 @@ from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
 from scheduler_svc.core.observability.service_counters import ServiceCounters
-from scheduler_svc.core.requests import journal_replay, record_frames, recovery, request_manager
+from scheduler_svc.core.requests import journal_replay, record_frames, recovery, request_manager, request_table
 from scheduler_svc.core.requests.announcements import Acceptance
 from scheduler_svc.core.requests.group_commit import GroupCommit
 from scheduler_svc.core.requests.journal_time import Stamp
@@ -98,6 +98,17 @@ def lets_go_of_what_is_needed(monkeypatch):
     monkeypatch.setattr(GroupCommit, "next_batch", forgetful)
 
 
+@fault("restarts")
+def forgets_the_old_journal_with_the_first_piece_of_the_new_one(monkeypatch):
+    begin = GroupCommit._begin
+
+    def hasty(self, now, **begins):
+        batch = begin(self, now, **begins)
+        return replace(batch, keep_from=batch.number) if batch.begins else batch
+
+    monkeypatch.setattr(GroupCommit, "_begin", hasty)
+
+
 @fault("journal")
 def does_not_begin_anew_after_a_failure(monkeypatch):
     monkeypatch.setattr(GroupCommit, "may_begin_anew", lambda self, now: False)
@@ -119,7 +130,8 @@ def restores_without_the_last_token(monkeypatch):
 
 @fault("ghosts")
 def goes_on_with_what_no_client_can_come_back_for(monkeypatch):
-    monkeypatch.setattr(request_manager, "cancelled_for_its_client", lambda request, scheduler: False)
+    for module in (request_manager, request_table):
+        monkeypatch.setattr(module, "can_return", lambda submit: True)
 
 
 @fault("ghosts")

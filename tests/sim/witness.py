@@ -94,7 +94,8 @@ class Witness:
         self.pools = PoolBook(pool_grace_s, adoption_wait_s, self.moments, self.libraries)
         self.adoptions = AdoptionBook(self.moments, is_roomy=is_roomy)
         self._told: dict[tuple[str, int], _Told] = {}
-        self._pooled: dict[str, bool] = {}  # requests for results, which are not in the journal: is it resumable?
+        self._plain: set[str] = set()  # requests that are not in the journal
+        self._pooled: set[str] = set()  # requests for results, which are not in the journal
         self._world = world
         self._patience = patience
         self._starts: list[float] = []
@@ -232,12 +233,12 @@ class Witness:
         self._told[request_id, 0] = _Told(asked_at, 0, 0, is_whole=False)
 
     def _check_restored(self, core: Core) -> None:
-        """No frontend was told what was not on disk."""
+        """No frontend was told what was not on disk; what is not in the journal at all is forgotten."""
+        self._told = {key: told for key, told in self._told.items() if key[0] not in self._plain}
+        assert not any(core.requests.table.find(name) for name in self._plain), "what nobody comes back for goes on"
         for (request_id, index), told in self._told.items():
-            if self.is_risky(told.asked_at):
+            if self.is_risky(told.asked_at) or (request_id in self._pooled and told.is_whole):
                 continue
-            if request_id in self._pooled and (told.is_whole or not self._pooled[request_id]):
-                continue  # it is computed again, or forgotten: also if its result was still on the way
             request = core.requests.table.find(request_id)
             assert request is not None, f"{request_id} was told of and is not in the journal"
             progress = request.progress(core.scheduler.output_of)[index]
@@ -288,8 +289,10 @@ class Witness:
             self.moments["accepted"] += 1
             self.pools.submitted(core, submit, self.pools.max_tokens(submit))
             self._claimed[submit.request_id] = None
-            if submit.params.pooling != "none":
-                self._pooled[submit.request_id] = submit.is_resumable
+            if not submit.is_resumable:
+                self._plain.add(submit.request_id)
+            elif submit.params.pooling != "none":
+                self._pooled.add(submit.request_id)
 
     # --- steps ---
 
@@ -328,7 +331,7 @@ class Witness:
             case "request attached":
                 self.moments["attached"] += 1
                 self._claimed[facts["request"]] = None
-            case "request cancelled: its client cannot come back" | "request cancelled: its client did not come back":
+            case "request cancelled: its client did not come back":
                 self.moments["given up"] += 1
             case "executor left":
                 del self._plans[facts["epoch"]]

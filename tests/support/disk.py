@@ -43,7 +43,7 @@ class Disk:
     rows: dict[int, bytes] = field(default_factory=dict)
 
     def write(self, batch: JournalBatch) -> None:
-        kept = {} if batch.reset else {n: row for n, row in self.rows.items() if n >= batch.keep_from}
+        kept = {n: row for n, row in self.rows.items() if n >= batch.keep_from}
         self.rows = kept | {batch.number: batch.payload}
 
     def read(self) -> dict[int, tuple[list[int], bool]]:

@@ -1,6 +1,8 @@
 """A journal on real files, and what a test does with it."""
 
-from contextlib import contextmanager
+import shutil
+import sqlite3
+from contextlib import closing, contextmanager
 
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch
 from scheduler_svc.server.journal import Journal
@@ -28,9 +30,9 @@ def collect(journal, count):
     return results
 
 
-def save(journal, number, payload=b"x", keep_from=0, reset=False):
+def save(journal, number, payload=b"x", keep_from=0, reset=False, version=1):
     """Write a batch and wait for what becomes of it."""
-    journal.write(JournalBatch(number, payload, keep_from, reset))
+    journal.write(JournalBatch(number, payload, number if reset else keep_from, reset, reset, version))
     result = None
     while not isinstance(result, BatchSaved | BatchFailed):
         *_, result = collect(journal, 1)
@@ -59,6 +61,16 @@ def load(path):
     loaded = read(path)
     assert not loaded.damage
     return loaded.batches
+
+
+def version_in(path):
+    """Of the format, as a file says it that may be open."""
+    copy = path.with_name("copy.db")
+    for suffix in ("", "-wal"):
+        if (source := path.with_name(path.name + suffix)).exists():
+            shutil.copy(source, copy.with_name(copy.name + suffix))
+    with closing(sqlite3.connect(copy)) as connection:
+        return connection.execute("PRAGMA user_version").fetchone()[0] & 0xFFFF
 
 
 def log_of(path):

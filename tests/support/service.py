@@ -89,8 +89,8 @@ class Service:
         return answers[-1] if answers else None
 
     def submit(self, request_id: str, max_tokens: int = 6, **fields: Any) -> None:
-        """A greedy request with the prompt PROMPT."""
-        params = m.SamplingParams(max_tokens=max_tokens)
+        """A greedy request with the prompt PROMPT, which its client can come back for."""
+        params, fields = m.SamplingParams(max_tokens=max_tokens), {"is_resumable": True} | fields
         self.say(m.Submit(request_id=request_id, prompt=array("i", PROMPT).tobytes(), params=params, **fields))
 
     def turn(self, num_answers: int = 1000) -> None:
@@ -119,6 +119,13 @@ class Service:
         assert batch is not None, "there is nothing to write"
         self.do(self.core.batch_written(BatchSaved(batch.number), self.now))
         return batch.payload
+
+    def write_all(self) -> list[bytes]:
+        """The same, in as many batches as it takes."""
+        payloads = [self.write()]
+        while self.core.journal_due_in_s(self.now) is not None:
+            payloads.append(self.write())
+        return payloads
 
     def wait(self, seconds: float) -> None:
         """Time goes by, with a tick in every half second; executors are alive."""

@@ -7,28 +7,37 @@ service: when a write fails, or takes longer than `STUCK_AFTER_S`, all announcem
 released at once, and every `RETRY_AFTER_S` the journal is begun anew with the state of all requests. A file that is
 lost (deleted, or cut, while we wrote to it) is replaced like that as well, and for the first time at once.
 
+What a batch takes is bounded, or to encode it would stop the service for a while. So a journal is begun anew in pieces,
+one in each batch, beside the records that come meanwhile. What was written before goes with the last piece.
+
     OFF (there is no journal)
 
-    RECORDING ──a write fails──▶ FAILED ──begin_anew──▶ REPLACING ──written, no new records──▶ RECORDING
-        │                          ▲                        └─written, new records─▶ CATCHING_UP ──written──▶ RECORDING
+    RECORDING ──a write fails──▶ FAILED ──begin_anew──▶ REPLACING ──all written, no new records──▶ RECORDING
+        │                          ▲                        └─pieces written, new records─▶ CATCHING_UP ─▶ RECORDING
         └──a write is stuck──▶ STUCK (until its result comes)
 
 A write that fails or is stuck in REPLACING or CATCHING_UP leads to FAILED or STUCK as it does in RECORDING. A file that
 is lost leads to FAILED, or to STUCK while a batch is being written, because the result of that one is still to come.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
-from scheduler_svc.core.requests.journal_records import AnyRecord, RequestRecord, encode
+from scheduler_svc.core.requests.journal_records import AnyRecord, RequestRecord, encode, encode_one, version_of
 from scheduler_svc.core.requests.log_length import LogLength
+from scheduler_svc.core.requests.record_frames import frame
 
 GATHER_S = 0.004  # from one batch to the next, at least: each costs the step path about 0.1 ms
 STUCK_AFTER_S = 2.0
 SLOW_DISK_BYTES_PER_S = 4 * 2**20  # a batch may take so much longer than that
 TOUCH_S = 30.0  # a journal with requests is written to this often, so that its age tells when its scheduler ended
 RETRY_AFTER_S = 5.0
+MAX_BATCH_RECORDS = 256  # that gathered: some milliseconds of CPU
+MAX_PIECE_REQUESTS = 128  # of a journal begun anew, in a batch: likewise
+MAX_BATCH_BYTES = 2**20  # of either; it ends with the record that reaches it
 MAX_LOG_BYTES = 256 * 2**20  # beyond it the oldest request is written again, so that what is before it can be deleted
 
 AnyAnnouncement = TypeVar("AnyAnnouncement")
@@ -49,8 +58,8 @@ class JournalPhase(Enum):
     RECORDING = auto()  # announcements wait for their records
     STUCK = auto()  # the batch that was given up may still be written; no record is kept
     FAILED = auto()  # no record is kept; the journal is begun anew when `RETRY_AFTER_S` has passed
-    REPLACING = auto()  # the batch that begins the journal anew is being written; announcements do not wait
-    CATCHING_UP = auto()  # that batch is written, and what was recorded since is not; announcements wait again
+    REPLACING = auto()  # the journal is begun anew, piece by piece; announcements do not wait
+    CATCHING_UP = auto()  # all pieces are written, and what was told meanwhile is not; announcements wait again
 
     @property
     def state(self) -> JournalState:
@@ -73,13 +82,18 @@ class JournalBatch:
         number: one more than the last one's.
         payload: the records.
         keep_from: batches with lower numbers are not needed any more.
-        reset: no batch that was written before is needed.
+        begins, completes: it is the first, or the last, of those with which the journal is begun anew. A file that was
+            lost is replaced by another with the first.
+        version: the first one of the records' format that has all that they say, and that all say since the journal
+            was begun.
     """
 
     number: int
     payload: bytes
     keep_from: int
-    reset: bool
+    begins: bool = False
+    completes: bool = False
+    version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,41 @@ JournalResult = BatchSaved | BatchFailed | JournalLost
 
 
 @dataclass(slots=True)
+class _Entry(Generic[AnyAnnouncement]):
+    """Records that came together.
+
+    Attributes:
+        announcements: that wait for them.
+        at: when they came.
+        is_told: what they say was told at once.
+    """
+
+    records: list[AnyRecord]
+    announcements: list[AnyAnnouncement]
+    at: float
+    is_told: bool
+
+
+@dataclass(slots=True)
+class _Share:
+    """Records that a batch takes of one kind, and their encoded forms."""
+
+    max_records: int
+    records: list[AnyRecord] = field(default_factory=list)
+    encoded: list[bytes] = field(default_factory=list)
+    num_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.records) >= self.max_records or self.num_bytes >= MAX_BATCH_BYTES
+
+    def take(self, record: AnyRecord) -> None:
+        self.records.append(record)
+        self.encoded.append(encode_one(record))
+        self.num_bytes += len(self.encoded[-1])
+
+
+@dataclass(slots=True)
 class _Write(Generic[AnyAnnouncement]):
     """A batch that is being written.
 
@@ -138,20 +187,23 @@ class GroupCommit(Generic[AnyAnnouncement]):
         max_log_bytes: see MAX_LOG_BYTES.
 
     Attributes:
+        max_records, max_requests: see MAX_BATCH_RECORDS and MAX_PIECE_REQUESTS.
         num_batches, num_failures: batches written; writes that failed or got stuck, and files that were lost.
     """
 
     def __init__(self, state: JournalState, first_number: int = 1, max_log_bytes: int = MAX_LOG_BYTES) -> None:
+        self.max_records, self.max_requests = MAX_BATCH_RECORDS, MAX_PIECE_REQUESTS
         self.num_batches = 0
         self.num_failures = 0
         self._phase = JournalPhase.OFF if state is JournalState.OFF else JournalPhase.RECORDING
         self._write: _Write[AnyAnnouncement] | None = None  # in STUCK: the batch that was given up
         self._log = LogLength(max_log_bytes)
         self._number = first_number
-        self._records: list[AnyRecord] = []  # of the next batch
-        self._waiting: list[AnyAnnouncement] = []  # for the next batch
+        self._version = 1  # that the journal needs
+        self._entries: deque[_Entry[AnyAnnouncement]] = deque()  # for the next batches
+        self._coming: set[str] = set()  # requests with a RequestRecord among these
+        self._pieces: Iterator[AnyRecord] | None = None  # what a journal that is begun anew still lacks
         self._begun_at = float("-inf")  # when the last batch was handed over
-        self._oldest_at = 0.0  # when the first of the records came
         self._failed_at = self._retry_at = float("-inf")
 
     @property
@@ -171,50 +223,50 @@ class GroupCommit(Generic[AnyAnnouncement]):
 
     @property
     def _is_empty(self) -> bool:
-        return self._write is None and not self._records and not self._waiting
+        return self._write is None and not self._entries
 
     def add(self, records: list[AnyRecord], announcements: list[AnyAnnouncement], now: float) -> list[AnyAnnouncement]:
         """Note records. Returns what may be told at once: `announcements`, or none if they have to wait."""
-        if self.is_recording:
-            if not self._records:
-                self._oldest_at = now
-            self._records += records
-        if self.is_settled:
-            return announcements
-        self._waiting += announcements
-        return []
+        waits = self._phase.holds_back and not (self._is_empty and not records)
+        if waits or (records and self.is_recording):
+            self._entries.append(_Entry(records, announcements if waits else [], now, is_told=not waits))
+            self._coming.update(r.submit.request_id for r in records if isinstance(r, RequestRecord))
+        return [] if waits else announcements
 
     def due_in_s(self, now: float) -> float | None:
         """Seconds until `next_batch` has something; None if something has to happen first."""
-        if not self._phase.holds_back or self._write is not None:
+        if not self.is_recording or self._write is not None:
             return None
-        if self._records or self._waiting:
+        if self._entries or self._pieces is not None:
             return max(0.0, self._begun_at + GATHER_S - now)
         return 0.0 if self._log.has_requests and now - self._begun_at >= TOUCH_S else None
 
     def next_batch(self, now: float) -> JournalBatch | None:
         """What is to be written now, if anything is and no batch is being written."""
-        return self._begin(now, reset=False) if self.due_in_s(now) == 0.0 else None
+        return self._begin(now) if self.due_in_s(now) == 0.0 else None
 
     def may_begin_anew(self, now: float) -> bool:
         """Whether it is time to try again after a failure: then call `begin_anew`."""
         return self._phase is JournalPhase.FAILED and now >= self._retry_at
 
-    def begin_anew(self, requests: list[AnyRecord], now: float) -> JournalBatch:
-        """Replace the whole journal by the state of all requests."""
+    def begin_anew(self, records: Iterable[AnyRecord], now: float) -> JournalBatch:
+        """Replace the whole journal by these records; this batch, and those that follow it, take them piece by piece.
+
+        Args:
+            records: the state of all requests. A record is asked for when its batch is handed over, and has to tell all
+                that was told until then.
+        """
         assert self._phase is not JournalPhase.OFF, "there is no journal"
         assert self._write is None, "a batch is being written"
-        if not self._records:
-            self._oldest_at = now
-        self._records[:0] = requests
+        self._pieces, self._version = iter(records), 1
         self._log.clear()
         if self._phase is JournalPhase.FAILED:
             self._phase = JournalPhase.REPLACING
-        return self._begin(now, reset=True)
+        return self._begin(now, begins=True)
 
     def last_batch(self, record: AnyRecord) -> JournalBatch:
         """A batch to be written after the one that is being written, by a process that is about to end."""
-        return JournalBatch(self._number, encode([record]), keep_from=0, reset=False)
+        return JournalBatch(self._number, encode([record]), keep_from=0)
 
     def take(self, result: JournalResult, now: float) -> list[AnyAnnouncement]:
         """The journal says what has become of a batch, or of itself. Returns what may be told now."""
@@ -231,9 +283,10 @@ class GroupCommit(Generic[AnyAnnouncement]):
         if (write := self._answered(number)) is None:
             return []
         self.num_batches += 1
-        is_behind = self._phase is JournalPhase.REPLACING and self._records
-        self._phase = JournalPhase.CATCHING_UP if is_behind else JournalPhase.RECORDING
         self._write = None
+        if self._pieces is None:
+            is_behind = self._entries and self._entries[0].is_told
+            self._phase = JournalPhase.CATCHING_UP if is_behind else JournalPhase.RECORDING
         return write.announcements
 
     def failed(self, number: int, now: float) -> list[AnyAnnouncement]:
@@ -267,33 +320,52 @@ class GroupCommit(Generic[AnyAnnouncement]):
         """Age of the oldest record that is not on disk."""
         if self._write is not None and self._phase is not JournalPhase.STUCK:
             return now - self._write.oldest_at
-        return now - self._oldest_at if self._records else 0.0
+        return now - self._entries[0].at if self._entries else 0.0
 
     def let_go(self, request_id: str) -> None:
         """A request need not survive any more."""
-        self._records = [record for record in self._records if not _introduces(record, request_id)]
+        if request_id in self._coming:
+            self._coming.remove(request_id)
+            for entry in self._entries:
+                entry.records = [record for record in entry.records if not _introduces(record, request_id)]
         self._log.forget(request_id)
 
     def overgrown(self) -> str | None:
         """The request whose RequestRecord is oldest, if the journal is too long: write it again."""
-        oldest = self._log.overgrown if self._phase is JournalPhase.RECORDING else None
-        is_coming = oldest is not None and any(_introduces(record, oldest) for record in self._records)
-        return None if is_coming else oldest
+        is_whole = self._phase is JournalPhase.RECORDING and self._pieces is None
+        oldest = self._log.overgrown if is_whole else None
+        return None if oldest in self._coming else oldest
 
     # --- inside ---
 
-    def _begin(self, now: float, *, reset: bool) -> JournalBatch:
-        """Hand over what has gathered."""
+    def _begin(self, now: float, *, begins: bool = False) -> JournalBatch:
+        """Hand over the next piece, and what has gathered."""
         number = self._number
         self._number += 1
-        payload = encode(self._records)
-        keep_from = self._log.add(number, self._records, len(payload))
-        oldest_at = self._oldest_at if self._records else now
+        has_piece, piece, gathered = self._pieces is not None, _Share(self.max_requests), _Share(self.max_records)
+        while self._pieces is not None and not piece.is_full:
+            if (record := next(self._pieces, None)) is None:
+                self._pieces = None
+            else:
+                piece.take(record)
+        announcements: list[AnyAnnouncement] = []
+        oldest_at = self._entries[0].at if self._entries else now
+        while self._entries and not gathered.is_full:
+            entry = self._entries.popleft()
+            announcements += entry.announcements
+            for record in entry.records:
+                gathered.take(record)
+        records = piece.records + gathered.records
+        self._coming.difference_update(r.submit.request_id for r in gathered.records if isinstance(r, RequestRecord))
+        payload = frame(piece.encoded + gathered.encoded)
+        self._version = max(self._version, *map(version_of, records), 1)
+        needed_from = self._log.add(number, records, len(payload))
         limit_s = STUCK_AFTER_S + len(payload) / SLOW_DISK_BYTES_PER_S
-        self._write = _Write(number, self._waiting, now, limit_s, oldest_at)
+        self._write = _Write(number, announcements, now, limit_s, oldest_at)
         self._begun_at = now
-        self._records, self._waiting = [], []
-        return JournalBatch(number, payload, keep_from, reset)
+        is_whole = self._pieces is None
+        keep_from = needed_from if is_whole else 0
+        return JournalBatch(number, payload, keep_from, begins, has_piece and is_whole, self._version)
 
     def _answered(self, number: int) -> _Write[AnyAnnouncement] | None:
         """The batch that is being written, if this is its number; the result of one that was stuck ends that phase."""
@@ -308,8 +380,12 @@ class GroupCommit(Generic[AnyAnnouncement]):
         self, write: _Write[AnyAnnouncement] | None, phase: JournalPhase, now: float, retry_at: float
     ) -> list[AnyAnnouncement]:
         """The journal does not work: release all announcements that wait. Returns them."""
-        announcements = [*(write.announcements if write is not None else ()), *self._waiting]
-        self._records, self._waiting = [], []
+        announcements = [*write.announcements] if write is not None else []
+        for entry in self._entries:
+            announcements += entry.announcements
+        self._entries.clear()
+        self._coming.clear()
+        self._pieces = None
         self._phase = phase
         self.num_failures += 1
         self._failed_at, self._retry_at = now, retry_at

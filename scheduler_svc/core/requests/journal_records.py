@@ -5,8 +5,9 @@ introduces a request, and carries the progress that its sequences have made unti
 one that is written again so that the older part of the journal can be deleted.
 
 The records are a format of their own: they hold no struct of the wire, and their tags stay what they are when a class
-is renamed. A field is added at the end, with a default that says what records without it meant, and `FORMAT_VERSION`
-is raised with it. `tests/scheduler/journals/` has a journal of each version, which every later tree has to load.
+is renamed. A field is added at the end, with a default that says what records without it meant; `FORMAT_VERSION` is
+raised with it, and `version_of` says which records need it. `tests/scheduler/journals/` has a journal of each version,
+which every later tree has to load.
 """
 
 from array import array
@@ -292,12 +293,29 @@ AnyRecord = RequestRecord | StepRecord | PromptRecord | EndRecord | CrashRecord
 _encoder = msgspec.msgpack.Encoder()
 
 
+def version_of(record: AnyRecord) -> int:
+    """The first version that has all that a record says. An older release would read it, and drop the rest."""
+    if isinstance(record, RequestRecord):
+        asked = record.submit.params
+        if asked.pooling != "none":
+            return 4
+        return 3 if asked.prompt_logprobs else 2 if asked.logprobs or asked.constraints is not None else 1
+    if isinstance(record, StepRecord):
+        return 2 if record.logprob_counts else 1
+    return 3 if isinstance(record, PromptRecord) or (isinstance(record, EndRecord) and record.num_covered) else 1
+
+
 def step_records(output: StepOutput) -> list[AnyRecord]:
     """What the journal has to say of a step; log-probabilities of a prompt stand before the first token."""
     prompts = [PromptRecord.of(came, output.model) for came in output.prompt_logprobs]
     return [*prompts, StepRecord.of(output), *map(EndRecord.of, output.ends)]
 
 
+def encode_one(record: AnyRecord) -> bytes:
+    """A record as it stands in a batch."""
+    return _encoder.encode(record)
+
+
 def encode(records: list[AnyRecord]) -> bytes:
     """A batch's payload."""
-    return frame([_encoder.encode(record) for record in records])
+    return frame([*map(encode_one, records)])

@@ -4,8 +4,7 @@ A record that is damaged is passed over, and the others count. Each token says w
 sequence notices what it lost: it is taken up with the tokens before the gap, as after a power cut. A token without the
 log-probabilities that its request asked for is such a gap, and so is one before all those of the prompt.
 
-Pooled results are not in the journal: a client that may come back for one that had come has it computed again, and of
-other such requests nothing is taken up.
+Pooled results are not in the journal: a client that comes back for one that had come has it computed again.
 """
 
 from array import array
@@ -198,7 +197,6 @@ def read_batches(payloads: list[bytes]) -> Contents:
                     num_damaged += 1
     newest = {request.submit.request_id: arrival for arrival, request in sorted(requests.items())}
     kept = [requests[arrival] for arrival in sorted(newest.values())]
-    kept = [r for r in kept if r.submit.is_resumable or not stories[r.arrival].had_result(r)]
     cut = [r.submit.request_id for r in kept if any(stories[r.arrival + i].is_cut for i in range(len(r.progress)))]
     return Contents([_with_progress(request, stories) for request in kept], crashes, num_damaged, cut)
 

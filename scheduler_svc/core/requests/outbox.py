@@ -27,13 +27,16 @@ class Outbox:
         self._streams: dict[Sequence, TokenStream] = {}
         self._read_by: dict[Peer, dict[Sequence, None]] = {}
         self._queues: dict[Peer, list[TokenStream]] = {}
-        self._answers: dict[Peer, deque[CoreToFrontend]] = {}
+        self._answers: dict[Peer, deque[CoreToFrontend | list[str]]] = {}  # a list: ids of an Accepted
         self._num_outputs: dict[Peer, int] = {}
         self._offered: list[TokenStream] = []  # streams that the last message of `peek` tells everything of
         self._offered_in_part: tuple[TokenStream, int] | None = None  # one of which it tells so many bytes
 
-    def answer(self, peer: Peer, message: CoreToFrontend) -> None:
-        """Answer a question of `peer`. Answers go in their order, and before all tokens that wait for that peer."""
+    def answer(self, peer: Peer, message: CoreToFrontend | list[str]) -> None:
+        """Answer a question of `peer`, or tell it of requests that were accepted: a list is their ids, and may grow.
+
+        Answers go in their order, and before all tokens that wait for that peer.
+        """
         answers = self._answers.setdefault(peer, deque())
         if len(answers) < MAX_ANSWERS:  # a frontend with so many that it has not taken does not read any more
             answers.append(message)
@@ -41,11 +44,11 @@ class Outbox:
     def accepted(self, peer: Peer, request_id: str) -> None:
         """A request of `peer` was accepted. Those that it has not read of yet come in one message."""
         answers = self._answers.get(peer)
-        match answers[-1] if answers else None:
-            case Accepted(request_ids=others) if answers and len(others) < MAX_ACCEPTED_A_MESSAGE:
-                answers[-1] = Accepted(request_ids=(*others, request_id))
-            case _:
-                self.answer(peer, Accepted(request_ids=(request_id,)))
+        last = answers[-1] if answers else None
+        if isinstance(last, list) and len(last) < MAX_ACCEPTED_A_MESSAGE:
+            last.append(request_id)
+        else:
+            self.answer(peer, [request_id])
 
     def open(self, peer: Peer, submit: Submit, sequences: Iterable[Sequence]) -> None:
         """The tokens of these sequences of a request go to `peer`."""
@@ -139,6 +142,8 @@ class Outbox:
         number = self._num_outputs.get(peer, 0)
         if answers := self._answers.get(peer):
             answer = answers[0]
+            if isinstance(answer, list):
+                return Accepted(request_ids=tuple(answer))
             return msgspec.structs.replace(answer, number=number) if isinstance(answer, Outputs) else answer
         if peer not in self._queues:
             return None

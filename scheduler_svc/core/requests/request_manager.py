@@ -1,9 +1,10 @@
-"""Requests of all frontends: they come in, and tokens go out, none before it is in the journal. Pure.
+"""Requests of all frontends: they come in, and tokens go out. Pure.
 
-What is to be told of a request passes the group commit (on disk first) and then waits in the outbox for its reader.
+What is to be told of a request passes the group commit (on disk first), if its client can come back for it, and then
+waits in the outbox for its reader.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -26,7 +27,7 @@ from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.recovery import CrashCount, of_this_tokenizer, restored
 from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
-from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, cancelled_for_its_client
+from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, can_return
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
@@ -99,10 +100,14 @@ class RequestManager:
         submit = msgspec.structs.replace(submit, params=sequences[0].params)  # a default max_tokens may have been cut
         tokenizer = self._tokenizers.get(submit.params.task, "")
         request = Request(submit, sequences, now, peer, fits, tokenizer=tokenizer)
-        self.table.add(request, now)
+        self._enter(request, now)
         self._counters.submitted(sequences, now)
         self.outbox.open(peer, submit, sequences)
-        self._note([self._record(request)], [Acceptance(peer, request)] if submit.stream else [], now)
+        announcements: list[Announcement] = [Acceptance(peer, request)] if submit.stream else []
+        if request.is_journaled:
+            self._note([self._record(request)], announcements, now)
+        else:
+            self._tell(announcements)
         return []
 
     def attach(self, peer: Peer, request_id: str, now: float) -> list[Action]:
@@ -114,7 +119,10 @@ class RequestManager:
         if request.ended_at is None:
             self.table.attach(request, peer)
         attachment = Attachment(peer, request, request.progress(self._scheduler.output_of))
-        self._note([], [attachment], now)
+        if request.is_journaled:
+            self._note([], [attachment], now)
+        else:
+            self._tell([attachment])
         return [log_line("info", "request attached", request=request_id, peer=peer.hex())]
 
     def detach(self, peer: Peer, request_id: str, now: float) -> list[Action]:
@@ -149,21 +157,24 @@ class RequestManager:
 
     def stepped(self, output: StepOutput, now: float) -> None:
         """A step gave tokens."""
-        records: list[AnyRecord] = []
-        if self.group_commit.is_recording:
-            records = step_records(output)
+        journaled, plain = self._parts(output)
         self._counters.stepped(output, now)
         for end in output.ends:
             self.table.ended(end, now)
-        self._note(records, [output], now)
+        if plain is not None:
+            self.outbox.push(plain)
+        if journaled is not None:
+            self._note(step_records(journaled), [journaled], now)
 
     def ended(self, ends: list[SequenceEnd], now: float) -> list[Action]:
         """Sequences have ended other than by a step."""
         for end in ends:
             self._counters.ended(end, now)
             self.table.ended(end, now)
-        if ends:
-            self._note([EndRecord.of(end) for end in ends], [*ends], now)
+            if end.sequence.is_journaled:
+                self._note([EndRecord.of(end)], [end], now)
+            else:
+                self._tell([end])
         return log_lines.failures(ends)
 
     def tick(self, now: float) -> list[Action]:
@@ -200,32 +211,30 @@ class RequestManager:
     # --- the journal ---
 
     def restore(self, records: list[RequestRecord], now: float, crashes: int = 0) -> list[Action]:
-        """Take up the requests of an earlier life. They wait for their clients; those whose clients cannot come back
-        are cancelled.
+        """Take up the requests of an earlier life, which wait for their clients. A journal of an earlier release has
+        some whose clients cannot come back: these are dropped.
 
         Args:
             crashes: lives in a row that ended by a fault of the core. After `MAX_CRASHES` the open requests are ended,
                 because one of them would bring the fault about again.
         """
+        records = [record for record in records if can_return(record.submit)]
         records, given_up = self._crash_count.begin(crashes, records, now)
         records, foreign = of_this_tokenizer(records, self._tokenizers)
-        num_open, gone = 0, []
+        num_open = 0
         for record in records:
             request = restored(record, self._scheduler, self._wall_offset_s)
-            if cancelled_for_its_client(request, self._scheduler):
-                gone.append(request.id)
             endings = zip(request.sequences, request.endings, strict=True)
             open_ones = [sequence for sequence, ending in endings if ending is None]
             self._counters.submitted(open_ones, now, is_restored=True)
             request.is_unclaimed = True
-            self.table.add(request, now)
+            self._enter(request, now)
             if request.ended_at is None:
                 num_open += 1
                 self.table.detach(request, self._return_s, now)
         self._counters.requests_restored(num_open)
-        facts = {"open": num_open, "ended": len(records) - num_open - len(gone), "cancelled": len(gone)}
+        facts = {"open": num_open, "ended": len(records) - num_open}
         actions: list[Action] = [log_line("info", "requests restored from the journal", **facts)] if records else []
-        actions += [log_line("info", "request cancelled: its client cannot come back", request=name) for name in gone]
         if foreign:
             actions.append(log_line("warning", "requests ended: their tokenizer is gone", requests=",".join(foreign)))
         if given_up is not None:
@@ -239,9 +248,8 @@ class RequestManager:
         return self.group_commit.next_batch(now)
 
     def new_journal(self, now: float) -> JournalBatch:
-        """A batch that replaces all that was written before."""
-        records: list[AnyRecord] = [self._crash_count.record, *map(self._record, self.table.all())]
-        return self.group_commit.begin_anew(records, now)
+        """The first of the batches that replace all that was written before."""
+        return self.group_commit.begin_anew(self._all_records(), now)
 
     def crashed(self) -> JournalBatch:
         """The last batch of a core that has failed: the next life has to know of it."""
@@ -259,6 +267,35 @@ class RequestManager:
         return [log_line("error", event, reason=result.reason, consequence=AT_RISK)]
 
     # --- inside ---
+
+    def _enter(self, request: Request, now: float) -> None:
+        """A request begins, or is taken up again. Here it is decided whether the journal has it."""
+        request.is_journaled = can_return(request.submit)
+        self.table.add(request, now)
+
+    def _parts(self, output: StepOutput) -> tuple[StepOutput | None, StepOutput | None]:
+        """What the journal has to have of a step before it is told, and what is told at once."""
+        num_journaled = self.table.num_returning if self.group_commit.is_recording else 0
+        if num_journaled == 0:
+            return None, output
+        is_all = num_journaled == self.table.num_open and self.group_commit.state is JournalState.OK
+        return (output, None) if is_all else output.split()
+
+    def _all_records(self) -> Iterator[AnyRecord]:
+        """What a journal that is begun anew has to have, each request as it is when it is asked for.
+
+        After a failure the journal lacks something of every request. It follows each again from its record on: what
+        came before that would stand behind a gap.
+        """
+        requests = [request for request in self.table.all() if can_return(request.submit)]
+        if self.group_commit.state is JournalState.FAILED:
+            for sequence in (each for request in requests for each in request.sequences):
+                sequence.is_journaled = False
+        for request in requests:
+            if self.table.find(request.id) is request:  # or it was let go meanwhile
+                request.is_journaled = True
+                yield self._record(request)
+        yield self._crash_count.record
 
     def _leave_alone(self, requests: list[Request], now: float) -> list[Action]:
         """These requests have lost their reader: cancel them when the grace is over, or now if there is none."""

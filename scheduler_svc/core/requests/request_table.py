@@ -4,7 +4,7 @@ A request without a reader (its frontend died, or said that its client's connect
 and is cancelled if no client attaches to it in time. A request that the journal brought back is *unclaimed* until a
 client attaches to it: it counts for no limit of its client, because its client may have come back with a new request
 instead. A request that has ended is *retained* (`retention.py`), so that a client whose connection broke near the end
-finds the rest.
+finds the rest; one that no client can come back for is forgotten then.
 """
 
 from collections import Counter
@@ -17,6 +17,7 @@ from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.requests.absences import Absences
 from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, SubmitRecord, list_bytes
 from scheduler_svc.core.requests.retention import Retention
+from scheduler_svc.core.requests.returning_clients import can_return
 from scheduler_svc.core.sequence import Generated, Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 
@@ -49,6 +50,16 @@ class Request:
         """Id of the request."""
         return self.submit.request_id
 
+    @property
+    def is_journaled(self) -> bool:
+        """Whether the journal follows it (`Sequence.is_journaled`)."""
+        return self.sequences[0].is_journaled
+
+    @is_journaled.setter
+    def is_journaled(self, is_journaled: bool) -> None:
+        for sequence in self.sequences:
+            sequence.is_journaled = is_journaled
+
     def progress(self, output_of: Callable[[Sequence], Generated]) -> tuple[Progress, ...]:
         """How far each of its sequences is."""
         progress = []
@@ -71,9 +82,14 @@ class Request:
 
 
 class RequestTable:
-    """Open and retained requests, by id."""
+    """Open and retained requests, by id.
+
+    Attributes:
+        num_returning: open requests whose clients can come back for them.
+    """
 
     def __init__(self) -> None:
+        self.num_returning = 0
         self._open: dict[str, Request] = {}
         self._retained: dict[str, Request] = {}
         self._retention = Retention()
@@ -81,6 +97,11 @@ class RequestTable:
         self._by_peer: dict[Peer, dict[str, Request]] = {}
         self._clients: Counter[str] = Counter()
         self._unclaimed: Counter[str] = Counter()  # by client
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
 
     @property
     def clients(self) -> dict[str, int]:
@@ -115,11 +136,13 @@ class RequestTable:
     def add(self, request: Request, now: float) -> None:
         """Add a request that was just accepted, or restored from the journal."""
         request.endings += [None] * (len(request.sequences) - len(request.endings))
-        self._retention.opened(request.id)
+        if can_return(request.submit):
+            self._retention.opened(request.id)
         if None not in request.endings:
             self._retain(request, now)
             return
         self._open[request.id] = request
+        self.num_returning += can_return(request.submit)
         self._clients[request.submit.client] += 1
         if request.is_unclaimed:
             self._unclaimed[request.submit.client] += 1
@@ -146,6 +169,7 @@ class RequestTable:
             self._release(request)
             self._claim(request)
             del self._open[request.id]
+            self.num_returning -= can_return(request.submit)
             _count_down(self._clients, request.submit.client)
             self._retain(request, now)
 
@@ -166,6 +190,8 @@ class RequestTable:
 
     def _retain(self, request: Request, now: float) -> None:
         request.ended_at = now
+        if not can_return(request.submit):
+            return
         self._retained[request.id] = request
         self._retention.ended(request.id, _num_bytes(request), now)
 

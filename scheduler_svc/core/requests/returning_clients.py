@@ -1,25 +1,16 @@
-"""Whose requests go on after a restart of the scheduler: those whose clients can come back for them. Pure.
+"""Whose requests go on without their connection, or their scheduler: those whose clients can come back for them. Pure.
 
-A restart breaks the connection of every client. A client that did not send `"resumable": true` learns that its request
-has failed, and sends a new one at most: what the journal has of the old one would run to its end for no reader, before
-all that came later.
+A client that did not send `"resumable": true` learns from a broken connection that its request has failed, and sends a
+new one at most. So the journal has nothing of such a request, what it is told waits for no disk, and it is forgotten
+when it has ended.
 """
 
-from scheduler_svc.core.requests.journal_records import Ending
-from scheduler_svc.core.requests.request_table import Request
-from scheduler_svc.core.scheduling.scheduler import Scheduler
+from common.messages import Submit
+from scheduler_svc.core.requests.journal_records import SubmitRecord
 
 RETURN_WITHIN_S = 120.0  # of the restart; `baton` commands look for the service every 30 s at least
 
 
-def cancelled_for_its_client(request: Request, scheduler: Scheduler) -> bool:
-    """End a restored request whose client cannot come back; to be called before the request enters the table.
-
-    Returns:
-        Whether it was open and is cancelled now.
-    """
-    if request.submit.is_resumable or None not in request.endings:
-        return False
-    for end in scheduler.cancel(request.sequences):
-        request.endings[end.sequence.index] = Ending.of(end)
-    return True
+def can_return(submit: Submit | SubmitRecord) -> bool:
+    """Whether a client can come back for a request."""
+    return submit.is_resumable

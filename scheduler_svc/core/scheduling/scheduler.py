@@ -34,6 +34,7 @@ class Scheduler:
         config: window and limits.
         hash_function: of the prefix cache; tests force collisions with it.
         placement: which executor a waiting sequence is for; a benchmark compares ours with another.
+        first_arrival: of the sequences to come; above all of earlier lives.
 
     Attributes:
         stats: counts since the start.
@@ -49,10 +50,17 @@ class Scheduler:
         config: SchedulerConfig | None = None,
         hash_function: HashFunction = hash_block,
         placement: PlacementRule = place,
+        first_arrival: int = 0,
     ) -> None:
         self.config = config = config or SchedulerConfig()
         self.stats = SchedulerStats()
-        self.sequences = Sequences(config.max_waiting, config.pool_grace_s, self.stats, grammars=config.grammars)
+        self.sequences = Sequences(
+            config.max_waiting,
+            config.pool_grace_s,
+            self.stats,
+            grammars=config.grammars,
+            first_arrival=first_arrival,
+        )
         self.cache_events = None if config.announced_salt is None else CacheEvents(config.announced_salt)
         self._hash_function = hash_function
         self.history = LengthHistory()

@@ -46,7 +46,15 @@ class Sequences:
         is_behind: whether the last `expire` has left sequences that it would have ended.
     """
 
-    def __init__(self, max_waiting: int, pool_grace_s: float, stats: SchedulerStats, *, grammars: str = "") -> None:
+    def __init__(
+        self,
+        max_waiting: int,
+        pool_grace_s: float,
+        stats: SchedulerStats,
+        *,
+        grammars: str = "",
+        first_arrival: int = 0,
+    ) -> None:
         self.executors: dict[int, ExecutorState] = {}
         self.capacities = Capacities(pool_grace_s)
         self.waiting = WaitingQueue(grammars)
@@ -63,7 +71,7 @@ class Sequences:
         self._max_waiting = max_waiting
         self._grammars = grammars
         self._stats = stats
-        self._arrivals = 0
+        self._arrivals = first_arrival
 
     def __iter__(self) -> Iterator[Sequence]:
         """In the order of their arrival, or of their return from the journal."""

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from common import messages as m
+from scheduler_svc.core.requests.group_commit import JournalBatch
 from scheduler_svc.core.requests.journal_records import (
     FORMAT_VERSION,
     AnyRecord,
@@ -173,7 +174,7 @@ def main() -> None:
     file.load()
     payloads = [encode(batch) for batch in example()]
     for number, payload in enumerate(payloads, 1):
-        file.save(number, payload, 0, reset=False)
+        file.save(JournalBatch(number, payload, 0, version=FORMAT_VERSION))
     file.close()
     contents = read_batches(payloads)
     golden = Golden(fields_of_records(), contents.requests, contents.crashes)

@@ -53,6 +53,23 @@ def kill_when_journal_recovers(scene: Scene, rng: Random) -> bool:
     return scene.disk is not None
 
 
+def kill_while_journal_is_begun(scene: Scene, rng: Random) -> bool:
+    """kill -9, and again between two pieces of the journal that the next life begins."""
+    if scene.disk is not None:
+        scene.service.kill_when("requests restored from the journal", within_s=0.04)
+    return scene.disk is not None and kill_scheduler(scene, rng)
+
+
+def kill_while_journal_is_replaced(scene: Scene, rng: Random) -> bool:
+    """kill -9 about when the journal can be written again, and is begun anew; clients come before."""
+    if scene.disk is not None:
+        for _ in range(4):
+            scene.world.at(moment(scene, rng, 0.0, RETRY_AFTER_S), scene.add_client)
+        scene.disk.fill_up(moment(scene, rng, 0.05, 0.3))
+        scene.world.at(moment(scene, rng, RETRY_AFTER_S, RETRY_AFTER_S + 0.35), kill_scheduler, scene, rng)
+    return scene.disk is not None
+
+
 def journal_vanishes(scene: Scene, rng: Random) -> bool:
     """The journal's file is deleted while it is written to."""
     if scene.disk is not None:
@@ -150,6 +167,7 @@ def _while_down(scene: Scene, rng: Random, do: Callable[[Disk], None]) -> bool:
 
 KINDS = (
     *(kill_scheduler, stop_scheduler, freeze_scheduler, disk_full, disk_stuck, kill_when_journal_recovers),
+    *(kill_while_journal_is_begun, kill_while_journal_is_replaced),
     *(journal_vanishes, journal_cut, kill_after_loss, restart_with_flip, restart_with_cut, restart_without_journal),
     *(restart_with_copy, clock_jumps, reboot, long_absence),
 )
