@@ -28,8 +28,8 @@ from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
 from scheduler_svc.core.requests import log_lines
 from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
-from scheduler_svc.core.requests.journal_records import RequestRecord
-from scheduler_svc.core.requests.request_manager import RequestManager
+from scheduler_svc.core.requests.journal_records import LifeRecord, RequestRecord
+from scheduler_svc.core.requests.request_manager import NO_LIFE, RequestManager
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
@@ -162,9 +162,9 @@ class Core:
 
     # --- the journal ---
 
-    def restore(self, records: list[RequestRecord], now: float, crashes: int = 0) -> list[Action]:
-        """Take up the requests of an earlier life, which came after so many crashes of the core in a row."""
-        return self.requests.restore(records, now, crashes)
+    def restore(self, records: list[RequestRecord], now: float, life: LifeRecord = NO_LIFE) -> list[Action]:
+        """Take up the requests of an earlier life, and what it knew beside them."""
+        return self.requests.restore(records, now, life)
 
     def new_journal(self, now: float) -> JournalBatch:
         """The first of the batches that a life begins its journal with, in place of all that was written before."""

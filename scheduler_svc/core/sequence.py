@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.constraints import constraint_arrays
-from common.messages import MAX_PRIORITY, SamplingParams, Submit
+from common.messages import MAX_PRIORITY, FinishReason, SamplingParams, Submit
 from common.wire import IntArray
 
 PLACES_A_PRIORITY = 64
@@ -40,6 +40,22 @@ class Generated:
     logprobs: bytes = b""
     prompt_logprob_ids: bytes = b""
     prompt_logprobs: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a sequence had in an earlier life of the scheduler.
+
+    Attributes:
+        model: what computed its answer.
+        num_cached: prompt tokens that the prefix cache held when it was first admitted; None if it never was.
+        ended: how it ended; None if it is open.
+    """
+
+    output: Generated = Generated()
+    model: str = ""
+    num_cached: int | None = None
+    ended: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +174,10 @@ class Sequence:
         width = self.num_prompt_logprobs
         return len(self.prompt_logprobs) // width if width else 0
 
-    def take_up(self, output: Generated) -> None:
+    def take_up(self, earlier: Earlier) -> None:
         """It had this in an earlier life of the scheduler."""
+        output = earlier.output
+        self.model, self.num_cached_prompt = earlier.model, earlier.num_cached
         self.tokens.frombytes(output.token_ids)
         self.logprob_ids.frombytes(output.logprob_ids)
         self.logprobs.frombytes(output.logprobs)

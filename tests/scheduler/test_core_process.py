@@ -189,8 +189,8 @@ def test_requests_of_a_frontend_that_vanishes_wait_for_their_clients_and_are_can
     with running_core(tmp_path, reconnect_grace_s=0.5) as core:
         FakeExecutor(core.back, step_s=0.01)
         doomed, front = core.frontend(), core.frontend()
-        doomed.submit("a", [1] * 50, max_tokens=140)
-        doomed.submit("b", [2] * 50, max_tokens=140)
+        doomed.submit("a", [1] * 50, is_resumable=True, max_tokens=140)
+        doomed.submit("b", [2] * 50, is_resumable=True, max_tokens=140)
         doomed.take(doomed.receive(m.Outputs))
         doomed.close()
         eventually(lambda: core.core_process.core.requests.table.find("a").peer is None)

@@ -9,7 +9,7 @@ import pytest
 
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.journal_records import CrashRecord, encode
+from scheduler_svc.core.requests.journal_records import LifeRecord, encode
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.recovery import MAX_CRASHES, SURVIVED_AFTER_S
 from scheduler_svc.server.journal import Journal
@@ -58,7 +58,7 @@ def test_requests_that_the_core_fails_of_are_given_up(tmp_path):
         peer.close()
         frontend.close()
     journal = Journal(path)
-    assert read_batches([payload for _, payload in journal.load().batches]).crashes == MAX_CRASHES
+    assert read_batches([payload for _, payload in journal.load().batches]).life.crashes == MAX_CRASHES
     with running_core(tmp_path, journal=journal) as core:
         FakeExecutor(core.back)
         frontend = core.frontend()
@@ -81,13 +81,13 @@ def test_a_kill_is_no_failure_of_the_core(tmp_path):
     process.communicate()
     frontend.close()
     journal = Journal(path)
-    assert read_batches([payload for _, payload in journal.load().batches]).crashes == 0
+    assert read_batches([payload for _, payload in journal.load().batches]).life.crashes == 0
     journal.close()
 
 
 @pytest.mark.parametrize("seconds", [SURVIVED_AFTER_S - 1.0, SURVIVED_AFTER_S + 1.0])
 def test_a_life_of_a_minute_wipes_the_slate_clean(seconds):
     service = Service(JournalState.OK)
-    service.do(service.core.restore([], service.now, 2))
+    service.do(service.core.restore([], service.now, LifeRecord(2)))
     service.wait(seconds)
-    assert service.core.crashed().payload == encode([CrashRecord(3 if seconds < SURVIVED_AFTER_S else 1)])
+    assert service.core.crashed().payload == encode([LifeRecord(3 if seconds < SURVIVED_AFTER_S else 1)])

@@ -88,7 +88,7 @@ def test_a_frontend_that_dies_while_files_are_short_ends_nobody(scheduler):
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     eventually(scheduler.answers)
     assert scheduler.kill(signal.SIGTERM) == 0
-    assert read_batches([payload for _, payload in Journal(scheduler.journal).load().batches]).crashes == 0
+    assert read_batches([payload for _, payload in Journal(scheduler.journal).load().batches]).life.crashes == 0
 
 
 @pytest.mark.parametrize("error", [OSError(24, "EMFILE"), BlockingIOError(11, "EAGAIN"), MemoryError()])

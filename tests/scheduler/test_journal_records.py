@@ -14,9 +14,9 @@ from common import messages as m
 from common.wire import int32_array
 from scheduler_svc.core.requests.journal_records import (
     ConstraintsRecord,
-    CrashRecord,
     Ending,
     EndRecord,
+    LifeRecord,
     Progress,
     PromptRecord,
     RequestRecord,
@@ -244,9 +244,9 @@ def test_a_step_whose_columns_do_not_fit_together_is_damaged(changes):
     """All its sequences have a gap there, and the journal goes on."""
     both = step_record("x", s0=(0, 7, int32(7, 3), float32(-0.5, -1.5)), s1=(0, 8))
     records = [request_record("a", 0, logprobs=2), request_record("b", 1), msgspec.structs.replace(both, **changes)]
-    contents = read_batches([encode([*records, step_record("x", s1=(1, 9)), CrashRecord(2)])])
+    contents = read_batches([encode([*records, step_record("x", s1=(1, 9)), LifeRecord(2)])])
     assert [request.progress for request in contents.requests] == [(Progress(),), (Progress(),)]
-    assert (contents.num_damaged, contents.crashes, contents.cut) == (1, 2, ["b"])
+    assert (contents.num_damaged, contents.life.crashes, contents.cut) == (1, 2, ["b"])
 
 
 def prompted(first, count, model="x", arrival=0):
@@ -346,10 +346,10 @@ def test_an_empty_journal_has_no_requests():
 @pytest.mark.parametrize("record", [b"", b"\xff", msgspec.msgpack.encode(["unknown", 1]), msgspec.msgpack.encode(7)])
 def test_what_is_no_record_is_counted_and_passed_over(record):
     """Its checksum is right: nothing has changed it since it was written."""
-    payload = frame([msgspec.msgpack.encode(request_record("a", 1)), record, msgspec.msgpack.encode(CrashRecord(2))])
+    payload = frame([msgspec.msgpack.encode(request_record("a", 1)), record, msgspec.msgpack.encode(LifeRecord(2))])
     contents = read_batches([encode([request_record("b")]), payload])
     assert [request.submit.request_id for request in contents.requests] == ["b", "a"]
-    assert (contents.num_damaged, contents.crashes, contents.cut) == (1, 2, [])
+    assert (contents.num_damaged, contents.life.crashes, contents.cut) == (1, 2, [])
 
 
 def damaged(batch, record):

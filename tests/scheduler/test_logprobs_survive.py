@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalState
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import NO_POSITION, Generated
+from scheduler_svc.core.sequence import NO_POSITION, Earlier, Generated
 from scheduler_svc.core.step_output import PromptLogprobs, StepLogprobs, StepOutput
 from tests.support.effort import examples
 from tests.support.service import Service, restart
@@ -112,7 +112,7 @@ def sequences_of(service, request_id):
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
 def test_a_restored_sequence_has_its_tokens_and_log_probabilities_again(logprobs, num_steps):
     scheduler, before = Scheduler(), [generated("a", i, logprobs, num_steps + i) for i in range(2)]
-    restored = scheduler.restore(submit("a", logprobs, n=2), 3, before, None, fits=True)
+    restored = scheduler.restore(submit("a", logprobs, n=2), 3, [*map(Earlier, before)], None)
     assert [scheduler.output_of(sequence) for sequence in restored] == before
 
 

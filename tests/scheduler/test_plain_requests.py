@@ -8,7 +8,7 @@ import pytest
 from common import messages as m
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.requests import retention
-from scheduler_svc.core.requests.group_commit import BatchFailed, JournalState
+from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalState
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.retention import RETAIN_S
 from scheduler_svc.server.core_process import CoreProcess
@@ -42,8 +42,11 @@ def test_a_plain_request_is_not_in_the_journal_and_does_not_wait_for_it():
     service.submit("b", is_resumable=False)
     service.say(m.Cancel(request_id="b"))
     assert service.endings == {(b"web", "a", 0): "length", (b"web", "b", 0): "cancelled"}
-    assert service.core.next_batch(1.0) is None
     assert service.core.is_settled
+    batch = service.core.next_batch(1.0)
+    assert read_batches([batch.payload]).requests == []
+    service.core.batch_written(BatchSaved(batch.number), 1.0)
+    assert service.core.next_batch(1.5) is None, "only executors are remembered"
 
 
 @pytest.mark.parametrize("plain", [{}, {"logprobs": 2}, {"prompt_logprobs": 1, "logprobs": 1}])

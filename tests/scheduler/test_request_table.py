@@ -37,7 +37,7 @@ def submit(request_id, *, n=1, client="", num_prompt=3, client_limit=0, constrai
 def add(requests, request_id, *, peer=b"p", now=0.0, endings=(), is_unclaimed=False, **fields):
     new = submit(request_id, **fields)
     sequences = new_sequences(new, int32_array("prompt", new.prompt), 1, 0, None)
-    request = Request(new, sequences, now, peer, True, is_unclaimed, endings=[*endings])
+    request = Request(new, sequences, now, peer, is_unclaimed, endings=[*endings])
     requests.add(request, now)
     return request
 

@@ -9,10 +9,10 @@ import pytest
 from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
-from scheduler_svc.core.executor.capacity import capacity
+from scheduler_svc.core.executor.capacity import POOL_GRACE_S, Capacity
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import Generated, State, place_of
+from scheduler_svc.core.sequence import Earlier, Generated, State, place_of
 from tests.support.rig import Rig, limits
 
 
@@ -351,7 +351,7 @@ def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps
     for sequence, output in saved:
         prompt = sequence.tokens[: sequence.num_prompt].tobytes()
         submit = m.Submit(request_id=sequence.request_id, prompt=prompt, params=sequence.params)
-        (restored,) = rig.scheduler.restore(submit, sequence.arrival, [output], None, fits=True)
+        (restored,) = rig.scheduler.restore(submit, sequence.arrival, [Earlier(output)], None)
         assert rig.scheduler.output_of(restored) == output
         rig.outputs[restored] = array("i", output.token_ids).tolist()
     (late,) = rig.add("late", [7], max_tokens=2)
@@ -363,7 +363,7 @@ def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps
 def test_the_deadline_of_a_restored_request_counts_from_its_first_life():
     rig = Rig(limits())
     submit = m.Submit(request_id="a", prompt=array("i", [1]).tobytes(), params=m.SamplingParams(max_tokens=9))
-    rig.scheduler.restore(submit, 5, [Generated()], -3.0, fits=True)
+    rig.scheduler.restore(submit, 5, [Earlier()], -3.0)
     (end,) = rig.scheduler.expire(0.0)
     assert end.code == "deadline_exceeded"
 
@@ -402,8 +402,9 @@ def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
     (sequence,) = rig.add("a", [1] * 100, max_tokens=100)
     after = Scheduler()
     submit = m.Submit(request_id="a", prompt=array("i", [1] * 100).tobytes(), params=sequence.params)
-    (restored,) = after.restore(submit, 0, [Generated()], None, fits=True)
-    after.add_executor(Membership(1, "", "", limits(num_blocks=8)))
+    (restored,) = after.restore(submit, 0, [Earlier()], None)
+    after.remember({"large": Capacity.of(limits(num_blocks=64))})
+    after.add_executor(Membership(1, "small", "", limits(num_blocks=8)))
     assert after.expire(0.0) == []
     assert after.plan(1) is None
     after.add_executor(Membership(2, "", "", limits(num_blocks=64)))
@@ -416,27 +417,65 @@ def test_a_place_in_the_queue_outlives_the_scheduler():
     after = Scheduler()
     prompt = array("i", [1]).tobytes()
     submit = m.Submit(request_id="a", prompt=prompt, params=m.SamplingParams(max_tokens=5), n=2, priority=-3)
-    restored = after.restore(submit, 70, [Generated(), Generated()], None, place=12, fits=True)
+    restored = after.restore(submit, 70, [Earlier(), Earlier()], None, place=12)
     assert [sequence.rank for sequence in restored] == [(12, 70), (13, 71)]
     (later,) = after.add(msgspec.structs.replace(submit, request_id="b", n=1))
     assert later.rank == (place_of(72, -3), 72)
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_a_request_that_ended_before_a_restart_proves_what_fitted_then(fits):
-    """As it would without the restart: the executor that was seen may come back."""
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_what_executors_could_hold_before_a_restart_counts_for_the_grace(is_remembered):
+    """Without an earlier life nothing waits: what is too long is refused at once."""
     after = Scheduler()
-    params = m.SamplingParams(max_tokens=100)
-    ended = m.Submit(request_id="ended", prompt=array("i", [1] * 100).tobytes(), params=params)
-    sequences = after.restore(ended, 0, [Generated()], None, fits=fits)
-    after.cancel(sequences)
-    after.add_executor(Membership(1, "small", "", limits(num_blocks=8)))
-    as_long = m.Submit(request_id="as long", prompt=ended.prompt, params=params)
-    longer = m.Submit(request_id="longer", prompt=ended.prompt, params=m.SamplingParams(max_tokens=101))
-    with pytest.raises(RequestRejected, match=f"the limit is {200 if fits else capacity(limits(num_blocks=8))}$"):
-        after.add(longer)
-    if fits:
-        after.add(as_long)
-    else:
-        with pytest.raises(RequestRejected):
-            after.add(as_long)
+    if is_remembered:
+        after.remember({"large": Capacity.of(limits(num_blocks=64))})
+
+    def add(name, max_tokens, now):
+        submit = m.Submit(
+            request_id=name, prompt=array("i", [1] * 100).tobytes(), params=m.SamplingParams(max_tokens=max_tokens)
+        )
+        return after.add(submit, now)
+
+    (early,) = add("early", 100, 0.0)
+    after.add_executor(Membership(1, "small", "", limits(num_blocks=8)), 10.0)
+    ends = after.expire(10.0)
+    if not is_remembered:
+        assert [(end.sequence, end.code) for end in ends] == [(early, "context_length_exceeded")]
+        with pytest.raises(RequestRejected, match=r"the limit is 32$"):
+            add("late", 100, 11.0)
+        return
+    assert not ends
+    (late,) = add("late", 156, 11.0)
+    with pytest.raises(RequestRejected, match=r"the limit is 256$"):
+        add("longer", 157, 11.0)
+    assert set(after.known_executors(11.0)) == {"large", "small"}
+    assert after.expire(9.9 + POOL_GRACE_S) == []
+    ends = after.expire(11.0 + POOL_GRACE_S)
+    assert {(end.sequence, end.code) for end in ends} == {(early, "capacity_lost"), (late, "capacity_lost")}
+    assert set(after.known_executors(11.0 + POOL_GRACE_S)) == {"small"}, "it is forgotten"
+
+
+def test_an_executor_that_left_in_order_is_not_remembered():
+    scheduler = Scheduler()
+    for epoch, name in enumerate(("stays", "is lost", "drains")):
+        scheduler.add_executor(Membership(epoch, name, "", limits()))
+    scheduler.remove_executor(1, 1.0)
+    scheduler.executor_leaves(2, 1.0)
+    scheduler.remove_executor(2, 1.0)
+    assert set(scheduler.known_executors(2.0)) == {"stays", "is lost"}
+    assert scheduler.largest(2.0) == 256
+
+
+def test_ended_answers_of_an_earlier_life_teach_what_they_were():
+    """Those that used up their max_tokens, and would have been longer, ended by themselves no more than before."""
+    scheduler = Scheduler()
+    prompt = array("i", [1]).tobytes()
+    submit = m.Submit(request_id="a", prompt=prompt, params=m.SamplingParams(max_tokens=3), n=3)
+    had = [Earlier(Generated(array("i", [5] * 3).tobytes()), ended=reason) for reason in ("length", "error")]
+    restored = scheduler.restore(submit, 0, [*had, Earlier()], None)
+    assert [sequence.state for sequence in restored] == [State.FINISHED, State.FINISHED, State.WAITING]
+    assert list(scheduler) == restored[2:]
+    lengths = scheduler.history.of(can_stop=False)
+    assert lengths.is_certain
+    scheduler.restore(submit, 3, [Earlier(had[0].output, ended="stop")] * 3, None)
+    assert not lengths.is_certain

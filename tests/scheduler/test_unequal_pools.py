@@ -6,10 +6,10 @@ import pytest
 
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.core.executor.capacity import DEFAULT_TOKENS, POOL_GRACE_S
+from scheduler_svc.core.executor.capacity import DEFAULT_TOKENS, POOL_GRACE_S, Capacity
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import Generated, State
+from scheduler_svc.core.sequence import Earlier, State
 from tests.support.rig import Rig, limits
 
 BLOCK = 4
@@ -111,7 +111,8 @@ def test_a_default_that_no_executor_can_take_for_another_reason_ends():
     """A token that is not in the vocabulary becomes none by fewer of them."""
     scheduler = Scheduler()
     submit = before_any_executor("a", [1, pool(100).vocab_size], 20, may_shorten=True)
-    scheduler.restore(submit, 0, [Generated()], None, fits=True)
+    scheduler.restore(submit, 0, [Earlier()], None)
+    scheduler.remember({"gone": Capacity(("generate",), 400, pool(100).vocab_size + 1)})
     scheduler.add_executor(Membership(1, "", "", pool(100)))
     assert scheduler.expire(0.0) == []
     (end,) = scheduler.expire(POOL_GRACE_S)

@@ -15,6 +15,7 @@ from scheduler_svc.core.sequence import Sequence
 from tests.support.instructions import instructions_of
 from tests.support.rig import Rig, limits
 
+
 def sequence(arrival, place, num_positions):
     return Sequence(
         request_id=str(arrival),

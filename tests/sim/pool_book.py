@@ -1,12 +1,15 @@
 """What pools that differ can hold, and what waits for an executor that fits: a book that the core does not write."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from functools import partial
+from typing import cast
 
 from common import messages as m
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.fleet.membership import Standing
+from scheduler_svc.core.requests.journal_records import ExecutorRecord
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence, State
@@ -53,16 +56,17 @@ class PoolBook:
         self._awaited: dict[tuple[Sequence, int], float] = {}  # since when it waits for the pool of an epoch
         self._beside: dict[Sequence, float] = {}  # since when it waits and could run on an idle executor
 
-    def restored(self, fitted_lengths: dict[m.Task, int], accepted: dict[str, int], *, is_certain: bool) -> None:
+    def restored(self, executors: Iterable[ExecutorRecord], accepted: dict[str, int], *, is_certain: bool) -> None:
         """A scheduler has taken up what an earlier life had.
 
         Args:
-            fitted_lengths: by task, positions of the longest request that is known to have fitted.
+            executors: that the journal remembers.
             accepted: the `max_tokens` of all requests.
             is_certain: whether these have to be the requests that were accepted.
         """
-        for task in TASKS:
-            self._limits.of(task).restored(fitted_lengths.get(task, 0))
+        for executor in executors:
+            for task in executor.tasks:
+                self._limits.of(cast("m.Task", task)).restored(executor.name, executor.positions)
         for request_id, max_tokens in accepted.items():
             before = self.accepted.get(request_id, max_tokens)
             assert before == max_tokens or not is_certain, f"{request_id} had {before} tokens, and now {max_tokens}"

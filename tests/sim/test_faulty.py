@@ -24,10 +24,12 @@ from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.requests.request_table import RequestTable
 from scheduler_svc.core.scheduling import admission, suspects
+from scheduler_svc.core.scheduling.needs import Kind, Needs
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Moves
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
+from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
 from scheduler_svc.core.sequence import Sequence
 from tests.sim.disk import Disk
 from tests.sim.planting import Faults, check_found, enter
@@ -41,10 +43,7 @@ fault = partial(enter, FAULTS)
 
 @fault("tasks")
 def runs_sequences_whatever_their_task(monkeypatch):
-    def can_hold(self, sequence):
-        return sequence.max_length <= self.limits.num_blocks * self.limits.block_size
-
-    monkeypatch.setattr(ExecutorState, "can_hold", can_hold)
+    monkeypatch.setattr(Kind, "has", lambda self, needs, grammars: needs.positions <= self.positions)
 
 
 @fault("tasks", seed=28)
@@ -118,9 +117,9 @@ def does_not_begin_anew_after_a_failure(monkeypatch):
 def restores_without_the_last_token(monkeypatch):
     restore = Scheduler.restore
 
-    def forgetful(self, submit, arrival, outputs, *others, **more):
-        outputs = [replace(output, token_ids=output.token_ids[:-4]) for output in outputs]
-        return restore(self, submit, arrival, outputs, *others, **more)
+    def forgetful(self, submit, arrival, earlier, *others):
+        cut = [replace(had, output=replace(had.output, token_ids=had.output.token_ids[:-4])) for had in earlier]
+        return restore(self, submit, arrival, cut, *others)
 
     monkeypatch.setattr(Scheduler, "restore", forgetful)
 
@@ -248,10 +247,8 @@ def gives_a_finishing_executor_sequences(monkeypatch):
 
 @fault("upgrades")
 def goes_on_with_any_model(monkeypatch):
-    def careless(self, sequence):
-        return tuple(e.epoch for e in self.executors.values() if not e.intake.is_leaving and e.can_hold(sequence))
-
-    monkeypatch.setattr(Sequences, "epochs_for", careless)
+    needs_of = Needs.of
+    monkeypatch.setattr(Needs, "of", lambda sequence: needs_of(sequence)._replace(model=""))
 
 
 # --- pools that differ ---
@@ -264,13 +261,7 @@ def gives_a_default_all_of_the_largest_pool(monkeypatch):
 
 @fault("pools")
 def waits_for_ever_for_a_pool_that_is_gone(monkeypatch):
-    regroup = Sequences._regroup
-
-    def patient(self):
-        regroup(self)
-        self._stranded.clear()
-
-    monkeypatch.setattr(Sequences, "_regroup", patient)
+    monkeypatch.setattr(WaitingQueue, "stranded", lambda self, since, others_since: ())
 
 
 @fault("pools")
@@ -291,7 +282,9 @@ def forgets_a_pool_as_soon_as_it_is_gone(monkeypatch):
 
 @fault("pools")
 def never_hears_that_an_executor_leaves(monkeypatch):
-    monkeypatch.setattr(Sequences, "executor_leaves", lambda self, epoch, now: self.capacities.left(epoch, now))
+    monkeypatch.setattr(
+        Sequences, "executor_leaves", lambda self, epoch, now, **order: self.capacities.left(epoch, now, in_order=True)
+    )
 
 
 # --- libraries of grammars ---

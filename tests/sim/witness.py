@@ -12,6 +12,7 @@ from scheduler_svc.core.actions import Action, Peer, SendToExecutor, WriteLog
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.requests.group_commit import STUCK_AFTER_S, JournalState
+from scheduler_svc.core.requests.journal_records import ExecutorRecord
 from scheduler_svc.core.requests.recovery import Legacy
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import StepOutput
@@ -152,6 +153,7 @@ class Witness:
         self._heard = {}
         self.tokens = TokenBook(self._world, self.moments)
         self._last_turn, self._forgiving_until = now, -math.inf
+        self._remembered: tuple[ExecutorRecord, ...] = ()  # executors of earlier lives
         self._gone_at: dict[Peer, float] = {}  # members whose connection broke, and which the core has not ended yet
         self.libraries.started()
         self.pools.started()
@@ -181,6 +183,7 @@ class Witness:
         """
         assert is_old or not legacy.num_too_old, f"{legacy.num_too_old} requests are taken for older than they are"
         assert not is_old or not legacy.requests, "requests are taken up that clients have long given up"
+        self._remembered = legacy.life.executors or ()
         if legacy.damage:
             self.moments["damage noticed"] += 1
         assert not legacy.damage or not is_true, f"a whole journal is taken for a damaged one: {legacy.damage}"
@@ -194,14 +197,8 @@ class Witness:
         restored = list(core.scheduler)
         self.tokens.restored(restored)
         self.moments["restored"] += len(restored)
-        # A request that has ended proves as well as an open one that an earlier life saw an executor of its length.
-        # Without the restart the core would know of that executor, so what fits there is still accepted.
-        fitted = [request for request in core.requests.table.all() if request.fits]
-        lengths = dict[m.Task, int]()
-        for submit in [request.submit for request in fitted]:
-            lengths[submit.params.task] = max(lengths.get(submit.params.task, 0), _length(submit))
         accepted = {request.id: request.submit.params.max_tokens for request in core.requests.table.all()}
-        self.pools.restored(lengths, accepted, is_certain=not self.is_risky(0.0))
+        self.pools.restored(self._remembered, accepted, is_certain=not self.is_risky(0.0))
         for sequence in restored:
             self.moments["restored in the prompt"] += sequence.num_output == 0 and sequence.num_covered > 0
             if sequence.has_answer:

@@ -45,10 +45,10 @@ class PoolLimits:
         """Whether executors were there, in this life of the scheduler or in an earlier one."""
         return bool(self._seen or self._restored)
 
-    def restored(self, length: int) -> None:
-        """An executor that an earlier life of the scheduler saw could hold so many positions."""
-        self._restored = length
-        self._left.append((0.0, length, ""))
+    def restored(self, name: str, capacity: int) -> None:
+        """An earlier life of the scheduler saw this executor."""
+        self._restored = max(self._restored, capacity)
+        self._left.append((0.0, capacity, name))
 
     def joined(self, epoch: int, capacity: int, now: float, name: str = "") -> None:
         """An executor takes sequences."""

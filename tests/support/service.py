@@ -178,7 +178,8 @@ class Service:
 def restart(rows: list[bytes], **config: Any) -> tuple[Service, JournalBatch]:
     """A new life that has taken up what the journal holds, and the batch that its own journal begins with."""
     service = Service(JournalState.OK, first_batch=1000, **config)
-    service.do(service.core.restore(read_batches(rows).requests, service.now))
+    contents = read_batches(rows)
+    service.do(service.core.restore(contents.requests, service.now, contents.life))
     batch = service.core.new_journal(service.now)
     service.do(service.core.batch_written(BatchSaved(batch.number), service.now))
     return service, batch

@@ -3,6 +3,7 @@
 Each task has its own: an executor that does not take a task does not count for it.
 """
 
+from collections import OrderedDict
 from math import inf
 from typing import NamedTuple, get_args
 
@@ -12,6 +13,7 @@ from common.plan import ExecutorLimits
 from scheduler_svc.core.sequence import Sequence
 
 POOL_GRACE_S = 60.0  # a sequence waits so long for an executor that can hold it, while others are there
+MAX_NAMES = 1024  # of executors that the journal remembers
 DEFAULT_TOKENS = 4096  # a default `max_tokens` is not cut below this for the sake of a small pool
 
 
@@ -100,6 +102,11 @@ class TaskCapacities:
             self._left[name] = max(positions, self._left.get(name, (0, 0.0))[0]), now
             self._empty_since = now
 
+    def names(self, now: float) -> set[str]:
+        """Executors that left, and still count as there."""
+        self._forget(now)
+        return set(self._left)
+
     def largest(self, now: float) -> int:
         """Positions that a sequence may have which is accepted now; 0 before the first executor was seen."""
         if not self._is_known:
@@ -159,6 +166,8 @@ class Capacities:
     def __init__(self, grace_s: float = POOL_GRACE_S) -> None:
         self.grace_s = grace_s
         self._by_task: dict[Task, TaskCapacities] = {task: TaskCapacities(grace_s) for task in get_args(Task)}
+        self._there: dict[int, tuple[str, Capacity]] = {}  # by epoch
+        self._lost: OrderedDict[str, Capacity] = OrderedDict()  # those that left, though not in order, and may return
         self._first_at: float | None = None  # when the first executor of all joined
 
     def of(self, task: Task) -> TaskCapacities:
@@ -167,19 +176,31 @@ class Capacities:
 
     def remember(self, name: str, known: Capacity) -> None:
         """An earlier life of the scheduler has seen this executor."""
+        self._lost[name] = known
         for task in known.tasks:
             self._by_task[task].remember(name, known)
+
+    def known(self, now: float) -> dict[str, Capacity]:
+        """What those can hold that are there, or may come back, by name; at most MAX_NAMES."""
+        counting = {name for each in self._by_task.values() for name in each.names(now)}
+        self._lost = OrderedDict((name, known) for name, known in self._lost.items() if name in counting)
+        everyone = dict(self._lost) | dict(self._there.values())
+        return dict([*everyone.items()][-MAX_NAMES:])
 
     def joined(self, epoch: int, name: str, known: Capacity, now: float) -> None:
         """Another executor takes sequences."""
         self._first_at = now if self._first_at is None else self._first_at
+        self._there[epoch] = name, known
+        self._lost.pop(name, None)
         for task, capacities in self._by_task.items():
             capacities.came_back(name)
             if task in known.tasks:
                 capacities.joined(epoch, name, known, now)
 
-    def left(self, epoch: int, now: float) -> None:
-        """An executor takes no sequences any more. May be said again."""
+    def left(self, epoch: int, now: float, *, in_order: bool) -> None:
+        """An executor takes no sequences any more. May be said again; the first time counts."""
+        if (gone := self._there.pop(epoch, None)) is not None and not in_order:
+            self._lost[gone[0]] = gone[1]
         for capacities in self._by_task.values():
             capacities.left(epoch, now)
 

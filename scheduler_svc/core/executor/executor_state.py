@@ -15,7 +15,6 @@ from common.messages import LaneStart, Plan
 from common.step_result import ResultColumns
 from scheduler_svc.core.executor.block_manager import BlockManager, HashFunction, hash_block
 from scheduler_svc.core.executor.block_table import BlockTable
-from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.executor.inflight_plan import Completed, InflightPlan
 from scheduler_svc.core.executor.known_content import keep_what_is_known
 from scheduler_svc.core.executor.plan_answer import take_answer
@@ -150,13 +149,6 @@ class ExecutorState:
     def sequences(self) -> list[Sequence]:
         """All sequences here, by rank; those that wait for their last tokens come last."""
         return [*self.running, *self.completing]
-
-    def can_hold(self, sequence: Sequence) -> bool:
-        """Whether the executor takes the sequence's task, and has room for its full length if it is alone."""
-        limits = self.limits
-        if sequence.params.task not in limits.tasks:
-            return False
-        return sequence.max_length <= capacity(limits) and sequence.largest_token < limits.vocab_size
 
     def cached_tokens(self, sequence: Sequence, first_keys: dict[int, int]) -> int:
         """Tokens of a waiting sequence that the prefix cache holds, or its tail behind that.

@@ -181,7 +181,7 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
         accepted_at: seconds on the journal's timeline (`journal_time.py`).
         submit: the request.
         progress: of each sequence.
-        fits: whether there was an executor then that could run the request.
+        fits: in journals without executors in their LifeRecord: whether there was an executor then that could run the request.
         place: of its first sequence in the order of service; what is fixed at the acceptance stays fixed, whatever a
             later release thinks a priority is worth.
         tokenizer: hash of the tokenizer that its token ids are of (`common/vocabulary.py`); empty if it is not known.
@@ -282,13 +282,34 @@ class EndRecord(Record, frozen=True, tag="ended"):
         return cls(sequence.arrival, sequence.num_cached_prompt, ending, sequence.num_output, sequence.num_covered)
 
 
-class CrashRecord(Record, frozen=True, tag="life"):
-    """How many lives of the scheduler in a row, up to this record, ended by a fault of its own."""
+class ExecutorRecord(Record, frozen=True):
+    """What an executor can hold: its name, and the fields of `Capacity`, which says what they mean."""
+
+    name: str
+    tasks: tuple[str, ...] = ()
+    positions: int = 0
+    vocabulary: int = 0
+
+
+class LifeRecord(Record, frozen=True, tag="life"):
+    """What a life of the scheduler leaves to the next one beside requests.
+
+    Attributes:
+        crashes: how many lives in a row, up to this record, ended by a fault of the scheduler's own.
+        executors: those that are there, or may come back; None if nothing is known of them. Added without a version: a
+            release that does not know them drops them, as it would its own.
+    """
 
     crashes: int
+    executors: tuple[ExecutorRecord, ...] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes of the journal it takes."""
+        return sum(len(executor.name) + 32 for executor in self.executors or ())
 
 
-AnyRecord = RequestRecord | StepRecord | PromptRecord | EndRecord | CrashRecord
+AnyRecord = RequestRecord | StepRecord | PromptRecord | EndRecord | LifeRecord
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from scheduler_svc.core.requests.journal_records import (
     AnyRecord,
-    CrashRecord,
     Ending,
     EndRecord,
+    LifeRecord,
     Progress,
     PromptRecord,
     RequestRecord,
@@ -37,13 +37,13 @@ class Contents:
 
     Attributes:
         requests: as the journal left them, in the order of their arrival; where an id was used again, the newest.
-        crashes: what the last CrashRecord says; 0 without one.
+        life: the last LifeRecord; of no crashes and no executors without one.
         num_damaged: records that could not be read.
         cut: ids of the requests that lost tokens or an end by that; those that were lost whole have no name any more.
     """
 
     requests: list[RequestRecord]
-    crashes: int
+    life: LifeRecord
     num_damaged: int
     cut: list[str]
 
@@ -175,7 +175,7 @@ def read_batches(payloads: list[bytes]) -> Contents:
     """What the batches of a journal say, in their order."""
     requests: dict[int, RequestRecord] = {}
     stories: dict[int, _Story] = {}
-    crashes = num_damaged = 0
+    life, num_damaged = LifeRecord(0), 0
     for payload in payloads:
         for record in _decode(payload):
             match record:
@@ -191,14 +191,14 @@ def read_batches(payloads: list[bytes]) -> Contents:
                 case EndRecord():
                     if (story := stories.get(record.arrival)) is not None:
                         story.end(record)
-                case CrashRecord():
-                    crashes = record.crashes
+                case LifeRecord():
+                    life = record
                 case None:
                     num_damaged += 1
     newest = {request.submit.request_id: arrival for arrival, request in sorted(requests.items())}
     kept = [requests[arrival] for arrival in sorted(newest.values())]
     cut = [r.submit.request_id for r in kept if any(stories[r.arrival + i].is_cut for i in range(len(r.progress)))]
-    return Contents([_with_progress(request, stories) for request in kept], crashes, num_damaged, cut)
+    return Contents([_with_progress(request, stories) for request in kept], life, num_damaged, cut)
 
 
 def _with_progress(request: RequestRecord, stories: dict[int, _Story]) -> RequestRecord:

@@ -3,11 +3,13 @@
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-from scheduler_svc.core.requests.journal_records import AnyRecord, RequestRecord
+from scheduler_svc.core.requests.journal_records import AnyRecord, LifeRecord, RequestRecord
+
+LIFE = ""  # in place of a request's id: the LifeRecord
 
 
 class _Row(NamedTuple):
-    """Where the last RequestRecord of a request stands, and about how long it is."""
+    """Where the last RequestRecord of a request stands, or the last LifeRecord, and about how long it is."""
 
     number: int
     num_bytes: int
@@ -30,20 +32,21 @@ class LogLength:
     @property
     def has_requests(self) -> bool:
         """Whether a request in the log is still needed."""
-        return bool(self._rows)
+        return len(self._rows) > (LIFE in self._rows)
 
     @property
     def overgrown(self) -> str | None:
-        """The request whose RequestRecord is oldest, if the log is too long."""
+        """The request whose RequestRecord is oldest, or LIFE, if the log is too long."""
         is_long = self._num_bytes > max(self._max_bytes, 4 * self._live_bytes)
         return next(iter(self._rows), None) if is_long else None
 
     def add(self, number: int, records: list[AnyRecord], num_bytes: int) -> int:
         """A batch with these records is handed over. Returns the number of the first batch that is needed."""
         for record in records:
-            if isinstance(record, RequestRecord):
-                self.forget(record.submit.request_id)
-                self._rows[record.submit.request_id] = _Row(number, record.num_bytes)
+            if isinstance(record, RequestRecord | LifeRecord):
+                name = record.submit.request_id if isinstance(record, RequestRecord) else LIFE
+                self.forget(name)
+                self._rows[name] = _Row(number, record.num_bytes)
                 self._live_bytes += record.num_bytes
         keep_from = next((row.number for row in self._rows.values()), number)
         self._sizes.append((number, num_bytes))

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
 from common.messages import Task
-from scheduler_svc.core.requests.journal_records import CrashRecord, Ending, Progress, RequestRecord
+from common.wire import int32_array
+from scheduler_svc.core.executor.capacity import Capacity
+from scheduler_svc.core.requests.journal_records import Ending, ExecutorRecord, LifeRecord, Progress, RequestRecord
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.request_table import Request
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import Generated
+from scheduler_svc.core.sequence import Earlier, Generated, largest_token, new_sequences
 
 MAX_CRASHES = 3  # of the core in a row, with the same open requests: then one of them is why, and they are ended
 SURVIVED_AFTER_S = 60.0
@@ -46,14 +49,14 @@ class Legacy:
 
     Attributes:
         requests: those that are not too old, and `num_too_old` the number of those that are.
-        crashes: lives in a row that ended by a fault of the core.
+        life: what it knows beside requests.
         damage: what is wrong with the journal; empty if nothing is.
         num_damaged, cut: records that could not be read, and ids of requests that lost tokens or an end by that.
     """
 
     requests: list[RequestRecord]
     num_too_old: int
-    crashes: int
+    life: LifeRecord
     damage: str
     num_damaged: int
     cut: list[str]
@@ -67,14 +70,18 @@ class Legacy:
             damage = damage or "records are damaged"
         is_too_old = loaded.age_s > RESUME_WITHIN_S
         kept, too_old = ([], contents.requests) if is_too_old else (contents.requests, [])
-        return cls(kept, len(too_old), contents.crashes, damage, contents.num_damaged, contents.cut)
+        return cls(kept, len(too_old), contents.life, damage, contents.num_damaged, contents.cut)
 
 
 class CrashCount:
-    """Counts lives of the scheduler in a row that ended by a fault of the core."""
+    """Counts lives of the scheduler in a row that ended by a fault of the core.
+
+    Attributes:
+        crashes: so many, before this one.
+    """
 
     def __init__(self) -> None:
-        self._crashes = 0
+        self.crashes = 0
         self._survived_at: float | None = None
 
     def begin(
@@ -85,29 +92,19 @@ class CrashCount:
         Returns:
             The requests to take up, and, after `MAX_CRASHES`, the ids of those among them that are ended for it.
         """
-        self._crashes = crashes
+        self.crashes = crashes
         self._survived_at = now + SURVIVED_AFTER_S if crashes else None
         if crashes < MAX_CRASHES:
             return records, None
         given_up = [record.submit.request_id for record in records if not record.has_ended]
         return [_given_up(record) for record in records], given_up
 
-    def survived(self, now: float) -> CrashRecord | None:
-        """What to write to the journal once this life has lasted long enough to begin the count anew; else None."""
+    def survived(self, now: float) -> bool:
+        """Whether this life has just lasted long enough to begin the count anew."""
         if self._survived_at is None or now < self._survived_at:
-            return None
-        self._crashes, self._survived_at = 0, None
-        return self.record
-
-    @property
-    def record(self) -> CrashRecord:
-        """What the journal has to say of the count."""
-        return CrashRecord(self._crashes)
-
-    @property
-    def one_more(self) -> CrashRecord:
-        """What it has to say if this life ends by a crash."""
-        return CrashRecord(self._crashes + 1)
+            return False
+        self.crashes, self._survived_at = 0, None
+        return True
 
 
 def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) -> Request:
@@ -119,17 +116,44 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
     submit, progress = record.submit.message(), record.progress
     accepted_at = record.accepted_at - wall_offset_s
     deadline = None if submit.timeout_s is None else accepted_at + submit.timeout_s
-    outputs = [
-        Generated(told.token_ids, told.logprob_ids, told.logprobs, told.prompt_logprob_ids, told.prompt_logprobs)
+    earlier = [
+        Earlier(
+            Generated(told.token_ids, told.logprob_ids, told.logprobs, told.prompt_logprob_ids, told.prompt_logprobs),
+            model=told.model,
+            num_cached=told.num_cached,
+            ended=None if told.ending is None else told.ending.reason,
+        )
         for told in progress
     ]
-    sequences = scheduler.restore(submit, record.arrival, outputs, deadline, place=record.place, fits=record.fits)
-    for sequence, told in zip(sequences, progress, strict=True):
-        sequence.model, sequence.num_cached_prompt = told.model, told.num_cached
-        if told.ending is not None:
-            scheduler.cancel([sequence])
+    sequences = scheduler.restore(submit, record.arrival, earlier, deadline, place=record.place)
     endings = [told.ending for told in progress]
-    return Request(submit, sequences, accepted_at, None, record.fits, endings=endings, tokenizer=record.tokenizer)
+    return Request(submit, sequences, accepted_at, None, endings=endings, tokenizer=record.tokenizer)
+
+
+def remembered(life: LifeRecord, records: list[RequestRecord]) -> dict[str, Capacity]:
+    """What executors of an earlier life could hold, by name.
+
+    A journal of an earlier release names no executors: there, what is known to have fitted one says how large it was.
+    """
+    known = {
+        each.name: Capacity(cast("tuple[Task, ...]", each.tasks), each.positions, each.vocabulary)
+        for each in life.executors or ()
+    }
+    for record in records:
+        if life.executors is None and record.fits:
+            submit = record.submit.message()
+            prompt = int32_array("prompt", submit.prompt)
+            (one,) = new_sequences(msgspec.structs.replace(submit, n=1), prompt, largest_token(submit, prompt), 0, None)
+            name = f"an earlier release's, for {submit.params.task}"
+            before = known.get(name, Capacity((submit.params.task,), 0, 0))
+            positions, vocabulary = max(before.positions, one.max_length), max(before.vocabulary, one.largest_token + 1)
+            known[name] = Capacity(before.tasks, positions, vocabulary)
+    return known
+
+
+def life_record(crashes: int, executors: Mapping[str, Capacity]) -> LifeRecord:
+    """What the journal keeps beside requests."""
+    return LifeRecord(crashes, tuple(ExecutorRecord(name, *known) for name, known in executors.items()))
 
 
 def of_this_tokenizer(

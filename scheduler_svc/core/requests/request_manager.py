@@ -22,9 +22,17 @@ from scheduler_svc.core.requests.group_commit import (
     JournalResult,
     JournalState,
 )
-from scheduler_svc.core.requests.journal_records import AnyRecord, EndRecord, Progress, RequestRecord, step_records
+from scheduler_svc.core.requests.journal_records import (
+    AnyRecord,
+    EndRecord,
+    LifeRecord,
+    Progress,
+    RequestRecord,
+    step_records,
+)
+from scheduler_svc.core.requests.log_length import LIFE
 from scheduler_svc.core.requests.outbox import Outbox
-from scheduler_svc.core.requests.recovery import CrashCount, of_this_tokenizer, restored
+from scheduler_svc.core.requests.recovery import CrashCount, life_record, of_this_tokenizer, remembered, restored
 from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, can_return
@@ -32,6 +40,8 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 RECONNECT_GRACE_S = 30.0
+LIFE_EVERY_S = 0.1
+NO_LIFE = LifeRecord(0)
 AT_RISK = "requests accepted from now on would not survive the scheduler"
 
 
@@ -77,6 +87,8 @@ class RequestManager:
         self._grace_s = reconnect_grace_s
         self._return_s = max(return_within_s, reconnect_grace_s)
         self._crash_count = CrashCount()
+        self._life_noted: LifeRecord | None = NO_LIFE  # None: it has to be noted again
+        self._life_due = float("-inf")
 
     # --- what frontends say ---
 
@@ -96,10 +108,9 @@ class RequestManager:
             return [
                 log_line("debug", "request refused", request=submit.request_id, code=refusal.code, reason=str(refusal))
             ]
-        fits = self._scheduler.knows_capacity(submit.params.task)
         submit = msgspec.structs.replace(submit, params=sequences[0].params)  # a default max_tokens may have been cut
         tokenizer = self._tokenizers.get(submit.params.task, "")
-        request = Request(submit, sequences, now, peer, fits, tokenizer=tokenizer)
+        request = Request(submit, sequences, now, peer, tokenizer=tokenizer)
         self._enter(request, now)
         self._counters.submitted(sequences, now)
         self.outbox.open(peer, submit, sequences)
@@ -191,9 +202,9 @@ class RequestManager:
             actions += self._cancel(late.id, -1, now)
         for request_id in self.table.let_go(now):
             self.group_commit.let_go(request_id)
-        if (survived := self._crash_count.survived(now)) is not None:
-            self._note([survived], [], now)
         overgrown = self.group_commit.overgrown()
+        if self._crash_count.survived(now) or overgrown == LIFE:
+            self._life_noted, self._life_due = None, now
         if overgrown is not None and (request := self.table.find(overgrown)) is not None:
             self._note([self._record(request)], [], now)
         was_ok = self.group_commit.state is JournalState.OK
@@ -210,16 +221,17 @@ class RequestManager:
 
     # --- the journal ---
 
-    def restore(self, records: list[RequestRecord], now: float, crashes: int = 0) -> list[Action]:
+    def restore(self, records: list[RequestRecord], now: float, life: LifeRecord = NO_LIFE) -> list[Action]:
         """Take up the requests of an earlier life, which wait for their clients. A journal of an earlier release has
         some whose clients cannot come back: these are dropped.
 
         Args:
-            crashes: lives in a row that ended by a fault of the core. After `MAX_CRASHES` the open requests are ended,
-                because one of them would bring the fault about again.
+            life: what was known beside requests. After `MAX_CRASHES` the open requests are ended, because one of them
+                would bring the fault about again.
         """
+        self._scheduler.remember(remembered(life, records))
         records = [record for record in records if can_return(record.submit)]
-        records, given_up = self._crash_count.begin(crashes, records, now)
+        records, given_up = self._crash_count.begin(life.crashes, records, now)
         records, foreign = of_this_tokenizer(records, self._tokenizers)
         num_open = 0
         for record in records:
@@ -238,22 +250,24 @@ class RequestManager:
         if foreign:
             actions.append(log_line("warning", "requests ended: their tokenizer is gone", requests=",".join(foreign)))
         if given_up is not None:
-            actions.append(log_line("error", "requests given up", crashes=crashes, requests=",".join(given_up)))
+            actions.append(log_line("error", "requests given up", crashes=life.crashes, requests=",".join(given_up)))
         return actions
 
     def next_batch(self, now: float) -> JournalBatch | None:
         """What is to be written to the journal now, if anything."""
         if self.group_commit.may_begin_anew(now):
             return self.new_journal(now)
+        self._note_life(now)
         return self.group_commit.next_batch(now)
 
     def new_journal(self, now: float) -> JournalBatch:
         """The first of the batches that replace all that was written before."""
-        return self.group_commit.begin_anew(self._all_records(), now)
+        return self.group_commit.begin_anew(self._all_records(now), now)
 
     def crashed(self) -> JournalBatch:
         """The last batch of a core that has failed: the next life has to know of it."""
-        return self.group_commit.last_batch(self._crash_count.one_more)
+        executors = (self._life_noted or NO_LIFE).executors
+        return self.group_commit.last_batch(LifeRecord(self._crash_count.crashes + 1, executors))
 
     def batch_written(self, result: JournalResult, now: float) -> list[Action]:
         """The journal tells what became of a batch, or of itself."""
@@ -281,7 +295,7 @@ class RequestManager:
         is_all = num_journaled == self.table.num_open and self.group_commit.state is JournalState.OK
         return (output, None) if is_all else output.split()
 
-    def _all_records(self) -> Iterator[AnyRecord]:
+    def _all_records(self, now: float) -> Iterator[AnyRecord]:
         """What a journal that is begun anew has to have, each request as it is when it is asked for.
 
         After a failure the journal lacks something of every request. It follows each again from its record on: what
@@ -295,7 +309,20 @@ class RequestManager:
             if self.table.find(request.id) is request:  # or it was let go meanwhile
                 request.is_journaled = True
                 yield self._record(request)
-        yield self._crash_count.record
+        yield self._life(now)
+
+    def _life(self, now: float) -> LifeRecord:
+        """What the next life is to know beside requests."""
+        self._life_due = now + LIFE_EVERY_S
+        self._life_noted = life_record(self._crash_count.crashes, self._scheduler.known_executors(now))
+        return self._life_noted
+
+    def _note_life(self, now: float) -> None:
+        """Note that in the journal if it has changed, ten times a second at most."""
+        if now >= self._life_due and self.group_commit.is_recording:
+            before = self._life_noted
+            if (life := self._life(now)) != before:
+                self._note([life], [], now)
 
     def _leave_alone(self, requests: list[Request], now: float) -> list[Action]:
         """These requests have lost their reader: cancel them when the grace is over, or now if there is none."""

@@ -28,7 +28,6 @@ class Request:
 
     Attributes:
         accepted_at: in the caller's seconds, as all times here.
-        fits: whether there was an executor that could run it when it was accepted.
         peer: the frontend that reads it; None while it is detached. Only the table changes it.
         is_unclaimed: whether the journal brought it back and no client has attached to it since.
         endings: of its sequences, None for those that have not ended.
@@ -39,7 +38,6 @@ class Request:
     sequences: list[Sequence]
     accepted_at: float
     peer: Peer | None
-    fits: bool
     is_unclaimed: bool = False
     ended_at: float | None = None
     endings: list[Ending | None] = field(default_factory=list)
@@ -78,7 +76,7 @@ class Request:
         first, accepted_at = self.sequences[0], self.accepted_at + wall_offset_s
         progress = self.progress(output_of)
         submit = SubmitRecord.of(self.submit)
-        return RequestRecord(first.arrival, accepted_at, submit, progress, self.fits, first.place, self.tokenizer)
+        return RequestRecord(first.arrival, accepted_at, submit, progress, True, first.place, self.tokenizer)
 
 
 class RequestTable:

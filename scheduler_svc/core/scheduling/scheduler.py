@@ -5,13 +5,14 @@ difference (vLLM V1's unified count), so prefill, chunked prefill and decode are
 `commit` for each executor, and the request manager calls `add`, `restore` and `cancel`.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from common.errors import WireError
-from common.messages import Plan, StepResult, Submit, Task
+from common.messages import FinishReason, Plan, StepResult, Submit, Task
 from common.step_result import parse_result
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
 from scheduler_svc.core.executor.cache_events import CacheEvents
+from scheduler_svc.core.executor.capacity import Capacity
 from scheduler_svc.core.executor.executor_state import EarlierIndex, ExecutorState, Intake
 from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
@@ -23,7 +24,7 @@ from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
 from scheduler_svc.core.scheduling.yielding import sitting_out
-from scheduler_svc.core.sequence import NO_POSITION, Generated, Sequence, State
+from scheduler_svc.core.sequence import NO_POSITION, Earlier, Generated, Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 
@@ -76,10 +77,6 @@ class Scheduler:
     def num_running(self) -> int:
         """Sequences that hold a lane, or wait for their last tokens."""
         return sum(executor.num_running for executor in self.sequences.executors.values())
-
-    def knows_capacity(self, task: Task = "generate") -> bool:
-        """Whether what is accepted of a task is known to fit an executor."""
-        return self.sequences.capacities.of(task).is_known
 
     @property
     def executors(self) -> list[ExecutorState]:
@@ -231,26 +228,26 @@ class Scheduler:
         return self.sequences.add(submit, now)
 
     def restore(
-        self,
-        submit: Submit,
-        arrival: int,
-        outputs: Iterable[Generated],
-        deadline: float | None,
-        *,
-        place: int | None = None,
-        fits: bool,
+        self, submit: Submit, arrival: int, earlier: Iterable[Earlier], deadline: float | None, place: int | None = None
     ) -> list[Sequence]:
         """Take a request up again that an earlier life of the scheduler had accepted; its place is its old one.
 
         Args:
             arrival: of its first sequence then. What is added later comes after it.
-            place: of its first sequence then.
-            outputs: what each sequence had. The caller cancels the sequences that had ended.
+            earlier: what each sequence had.
             deadline: of all of them.
-            fits: whether there was an executor then that could run it.
+            place: of its first sequence then.
+
+        Returns:
+            All of them; those that had ended are over.
         """
         self.stats.restored += 1
-        return self.sequences.restore(submit, arrival, outputs, deadline, place=place, fits=fits)
+        had = list(earlier)
+        sequences = self.sequences.restore(submit, arrival, had, deadline, place)
+        for sequence, before in zip(sequences, had, strict=True):
+            if before.ended is not None:
+                self._learn(sequence, before.ended)
+        return sequences
 
     def cancel(self, sequences: Iterable[Sequence]) -> list[SequenceEnd]:
         """End those of these sequences that have not ended.
@@ -286,6 +283,14 @@ class Scheduler:
         return Generated(token_ids, *(column.tobytes() for column in told))
 
     # --- executors ---
+
+    def remember(self, executors: Mapping[str, Capacity]) -> None:
+        """An earlier life of the scheduler has seen these executors, by name, which may come back."""
+        self.sequences.remember(executors)
+
+    def known_executors(self, now: float) -> dict[str, Capacity]:
+        """What those can hold that are there, or may come back, by name."""
+        return self.sequences.capacities.known(now)
 
     def add_executor(self, membership: Membership, now: float = 0.0) -> None:
         """Start planning for an executor, as its standing allows."""
@@ -344,7 +349,10 @@ class Scheduler:
     # --- inside ---
 
     def _note_length(self, end: SequenceEnd) -> None:
-        sequence = end.sequence
-        self.stats.answered(sequence.num_output)
-        can_stop = bool(sequence.params.stop_token_ids)
-        self.history.ended(sequence.num_output, can_stop=can_stop, by_itself=end.reason != "length")
+        self.stats.answered(end.sequence.num_output)
+        self._learn(end.sequence, end.reason)
+
+    def _learn(self, sequence: Sequence, ended: FinishReason) -> None:
+        """How long an answer was: one that its client cancelled ended as well; one with an error would be longer."""
+        by_itself, can_stop = ended in ("stop", "cancelled"), bool(sequence.params.stop_token_ids)
+        self.history.ended(sequence.num_output, can_stop=can_stop, by_itself=by_itself)

@@ -21,7 +21,7 @@ from scheduler_svc.core.scheduling.pools import Pools
 from scheduler_svc.core.scheduling.stats import Move, Moves, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects, is_suspect
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
-from scheduler_svc.core.sequence import Generated, Sequence, State, largest_token, new_sequences
+from scheduler_svc.core.sequence import Earlier, Sequence, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 
 MAX_ENDS_A_TICK = 64  # more wait for the next tick, which comes at once
@@ -104,25 +104,19 @@ class Sequences:
         return sequences
 
     def restore(
-        self,
-        submit: Submit,
-        arrival: int,
-        outputs: Iterable[Generated],
-        deadline: float | None,
-        *,
-        place: int | None = None,
-        fits: bool,
+        self, submit: Submit, arrival: int, earlier: Iterable[Earlier], deadline: float | None, place: int | None
     ) -> list[Sequence]:
         """See `Scheduler.restore`."""
         prompt = int32_array("prompt", submit.prompt)
         largest = largest_token(submit, prompt)
         sequences = new_sequences(submit, prompt, largest, arrival, deadline, place)
         self._arrivals = max(self._arrivals, arrival + submit.n)
-        for sequence, output in zip(sequences, outputs, strict=True):
-            sequence.take_up(output)
-            if fits:
-                self.remember("", Capacity((sequence.params.task,), sequence.max_length, sequence.largest_token + 1))
-            self._enter(sequence)
+        for sequence, had in zip(sequences, earlier, strict=True):
+            sequence.take_up(had)
+            if had.ended is None:
+                self._enter(sequence)
+            else:
+                sequence.state = State.FINISHED
         return sequences
 
     # --- moves ---
@@ -172,10 +166,11 @@ class Sequences:
 
     # --- executors ---
 
-    def remember(self, name: str, known: Capacity) -> None:
-        """An earlier life of the scheduler has seen an executor of this name, which may come back."""
-        self.capacities.remember(name, known)
-        self.waiting.know(known.positions, known.vocabulary)
+    def remember(self, executors: Mapping[str, Capacity]) -> None:
+        """See `Scheduler.remember`."""
+        for name, known in executors.items():
+            self.capacities.remember(name, known)
+            self.waiting.know(known.positions, known.vocabulary)
         self._changed_at = self._now
 
     def add_executor(self, executor: ExecutorState, now: float) -> None:
@@ -192,10 +187,10 @@ class Sequences:
             self.waiting.regroup(self.executors.values(), self._changed_at)
             self._changed_at = None
 
-    def executor_leaves(self, epoch: int, now: float) -> None:
+    def executor_leaves(self, epoch: int, now: float, *, in_order: bool = True) -> None:
         """An executor takes no more sequences."""
         self._now = max(self._now, now)
-        self.capacities.left(epoch, now)
+        self.capacities.left(epoch, now, in_order=in_order)
         self._changed_at = self._now
 
     def remove_executor(self, epoch: int, now: float, pool_wait_s: float | None = None) -> list[Sequence]:
@@ -210,7 +205,7 @@ class Sequences:
                 self._awaited.append(epoch)
                 for sequence in resumed:  # a suspect had better run elsewhere
                     sequence.awaited = 0 if is_suspect(sequence) else epoch
-        self.executor_leaves(epoch, now)
+        self.executor_leaves(epoch, now, in_order=False)
         for sequence in resumed:
             self.requeue(executor, sequence)
         self._stats.resumed += len(resumed)

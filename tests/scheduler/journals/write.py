@@ -18,9 +18,10 @@ from scheduler_svc.core.requests.group_commit import JournalBatch
 from scheduler_svc.core.requests.journal_records import (
     FORMAT_VERSION,
     AnyRecord,
-    CrashRecord,
     Ending,
     EndRecord,
+    ExecutorRecord,
+    LifeRecord,
     Progress,
     PromptRecord,
     Record,
@@ -112,11 +113,12 @@ def example() -> list[list[AnyRecord]]:
     old = m.Submit(request_id="c", prompt=_int32(3, 4), params=params)
     params = m.SamplingParams(max_tokens=1, pooling="logits", pooled_token_ids=(9693, 2152))
     pooled = m.Submit(request_id="e", prompt=_int32(8, 9, 10), params=params)
+    executors = (ExecutorRecord("gpu-7", ("generate", "score"), 32768, 151936),)
     burnt = Ending("error", "it burnt", "internal_error")
     columns = (_int32(8, 9), _float32(-0.25, -1e-7), _int32(4), _float32(-2.5))
     ended = (Progress(_int32(8, 9), "model-a bf16", 1, burnt, *columns),)
     return [
-        [CrashRecord(1), RequestRecord(40, 1.8e9, SubmitRecord.of(old), ended, True, 40, "another tokenizer")],
+        [LifeRecord(1), RequestRecord(40, 1.8e9, SubmitRecord.of(old), ended, True, 40, "another tokenizer")],
         [RequestRecord(41, 1.8e9 + 1.5, SubmitRecord.of(whole), (Progress(), Progress()), True, -151, "hash")],
         [PromptRecord(41, 0, _int32(6, 1), _float32(-0.5, -0.25), "model-a bf16")],
         [
@@ -129,7 +131,7 @@ def example() -> list[list[AnyRecord]]:
             EndRecord(42, 3, Ending("stop"), 2),
         ],
         [],
-        [_step("model-b bf16", (43, 1, 8)), EndRecord(43, None, Ending("length"), 2), CrashRecord(2)],
+        [_step("model-b bf16", (43, 1, 8)), EndRecord(43, None, Ending("length"), 2), LifeRecord(2, executors)],
         [_step("model-b bf16", (41, 2, 194, 0.0))],
         [RequestRecord(44, 1.8e9 + 3, SubmitRecord.of(left), (Progress(),))],
         [RequestRecord(45, 1.8e9 + 4, SubmitRecord.of(pooled), (Progress(),))],
@@ -177,7 +179,7 @@ def main() -> None:
         file.save(JournalBatch(number, payload, 0, version=FORMAT_VERSION))
     file.close()
     contents = read_batches(payloads)
-    golden = Golden(fields_of_records(), contents.requests, contents.crashes)
+    golden = Golden(fields_of_records(), contents.requests, contents.life.crashes)
     path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(golden), indent=1) + b"\n")
     print(f"wrote {path} and its .json: add both")
 
