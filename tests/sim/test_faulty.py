@@ -282,9 +282,10 @@ def forgets_a_pool_as_soon_as_it_is_gone(monkeypatch):
 
 @fault("pools")
 def never_hears_that_an_executor_leaves(monkeypatch):
-    monkeypatch.setattr(
-        Sequences, "executor_leaves", lambda self, epoch, now, **order: self.capacities.left(epoch, now, in_order=True)
-    )
+    def unheard(self, epoch, now, *, in_order=True):
+        self.capacities.left(epoch, now, in_order=in_order)
+
+    monkeypatch.setattr(Sequences, "executor_leaves", unheard)
 
 
 # --- libraries of grammars ---

@@ -181,7 +181,7 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
         accepted_at: seconds on the journal's timeline (`journal_time.py`).
         submit: the request.
         progress: of each sequence.
-        fits: in journals without executors in their LifeRecord: whether there was an executor then that could run the request.
+        fits: in journals whose LifeRecord knows no executors: whether there was one then that could run the request.
         place: of its first sequence in the order of service; what is fixed at the acceptance stays fixed, whatever a
             later release thinks a priority is worth.
         tokenizer: hash of the tokenizer that its token ids are of (`common/vocabulary.py`); empty if it is not known.
