@@ -121,7 +121,7 @@ class BusyCore:
         scheduler = SchedulerConfig(max_waiting=num_waiting + RUNNING)
         self.core = Core(CoreConfig(scheduler=scheduler, journal=JournalState.OK), self._now)
         ports = (self._executors, self._frontends)
-        clocks = lambda: self._now, time.thread_time  # noqa: E731
+        clocks = lambda: self._now, time.thread_time
         self._loop = EventLoop(self.core, *ports, self._journal, *clocks, _ignore)  # type: ignore[arg-type]
         length = len(PROMPT) + num_turns + 200
         num_blocks = RUNNING * (length // BLOCK_SIZE + 1) + why.spare_blocks

@@ -10,6 +10,7 @@ tokens of KV.
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -189,7 +190,7 @@ class FleetSimulation:
         submit = m.Submit(request_id=str(number), prompt=prompt, params=params, stream=False)
         self._do(self.core.from_frontend(FRONTEND, submit, self.now))
 
-    def _do(self, actions: list[Action]) -> None:
+    def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case SendToExecutor(peer, m.Plan() as plan):

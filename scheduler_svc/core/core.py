@@ -267,7 +267,11 @@ class Core:
             self._scale.answered(result.epoch, answered.num_tokens, min(result.compute_us / 1e6, answered.seconds))
         self._counters.step_done(result, output, now)
         self.requests.stepped(output, now)
-        return [*log_lines.failures(output.ends), *self._end_if_drained(result.epoch, now)]
+        actions = log_lines.failures(output.ends)
+        actions += log_lines.numberless(self._name(result.epoch), result, output.numberless)
+        for epoch, client in self.scheduler.take_convictions():
+            actions += self._follow(self.fleet.gave_no_numbers(epoch, client, now), now)
+        return [*actions, *self._end_if_drained(result.epoch, now)]
 
     def _joined(self, membership: Membership, hello: m.Hello, now: float) -> list[Action]:
         epoch = membership.epoch

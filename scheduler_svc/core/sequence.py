@@ -79,12 +79,27 @@ class Tail:
     num_valid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Where a row had no numbers: either the sequence is why, or the executor, or what its prefix cache held.
+
+    Attributes:
+        epoch, executor: its epoch and name.
+        origin: of the index of its pool (`ExecutorState`).
+    """
+
+    epoch: int
+    executor: str
+    origin: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One stream of tokens. While it runs, the counts that change with each step are in its lane (`lanes.py`).
 
     Attributes:
         request_id, index: which request it belongs to, and which of its n answers it is.
+        client: who asked for it, by the name of its key; the request's id where there are no keys.
         arrival: place in the order of arrival, which no two sequences share, not even in two lives of the scheduler.
         place: place in the order of service, fixed when the request was accepted (`place_of`).
         tokens: int32 array, prompt first. All known tokens while it waits and once it has ended; while it runs,
@@ -93,6 +108,7 @@ class Sequence:
         largest_token: among its tokens, as far as `tokens` has them, and those that its parameters name.
         num_inflight: tokens that plans in flight will still bring to it after it has left its lane; its pooled result
             counts as one.
+        num_void: of those, tokens that will be dropped, because a row before theirs brought no numbers.
         num_written: its first positions whose K and V an answered plan had written on some executor, as far as that is
             known outside of its lane. To compute one of them is to compute it again.
         num_cached_prompt: prompt tokens found in the prefix cache at the first admission, and not computed again for
@@ -105,6 +121,8 @@ class Sequence:
         strikes: failures in a row (of a step, or of the whole executor) that it had a part in; a token that arrives
             ends the row.
         failed_on: name of the executor that failed last with it.
+        doubt: where a row of it had no numbers, so that it is computed once more without the prefix cache; None if it
+            is not.
         model: what computed its answer so far, or computes its beginning; a sequence with an answer goes on with this
             model as long as an executor has it.
         placed: epoch of the executor that it waits for, 0 while that is open.
@@ -128,6 +146,7 @@ class Sequence:
     largest_token: int
     params: SamplingParams
     cache_salt: str = ""
+    client: str = ""
     place: int = 0
     may_shorten: bool = False
     yields: bool = False
@@ -136,6 +155,7 @@ class Sequence:
     deadline: float | None = None
     state: State = State.WAITING
     num_inflight: int = 0
+    num_void: int = 0
     num_written: int = 0
     num_cached_prompt: int | None = None
     logprob_ids: "array[int]" = field(default_factory=lambda: array("i"))
@@ -145,6 +165,7 @@ class Sequence:
     pooled: bytes = b""
     strikes: int = 0
     failed_on: str = ""
+    doubt: Doubt | None = None
     model: str = ""
     placed: int = 0
     tail: Tail | None = None
@@ -274,6 +295,7 @@ def new_sequences(
             largest_token=largest,
             params=submit.params,
             cache_salt=submit.cache_salt,
+            client=submit.client or submit.request_id,
             place=first_place + i,
             may_shorten=submit.may_shorten and submit.params.pooling == "none",
             yields=submit.priority == MAX_PRIORITY,

@@ -60,13 +60,14 @@ class StepOutput:
         positions: how many tokens each of them had generated before, [sequences].
         firsts: those among them whose first token it is.
         ends: those among them that end with it, by a stop token or because they have `max_tokens`; and those that got
-            none, because none can be drawn.
+            none, because their constraints ban every one.
         model: what computed the tokens.
         logprobs: what came with the tokens; None if no sequence wants any.
         prompt_logprobs: of prompts, what is new; a sequence that had ended gets none.
         num_decoded: how many of `sequences` were in the plan before too: it computed the token before this one.
         returned: those of `sequences` that waited since their last token.
         late: those of `sequences` that wait already; their tokens were in flight.
+        numberless: sequences that got none, because the model's scores are no numbers.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -80,6 +81,7 @@ class StepOutput:
     num_decoded: int = 0
     returned: Lists[Sequence] = ()
     late: Lists[Sequence] = ()
+    numberless: Lists[Sequence] = ()
 
     def split(self) -> tuple["StepOutput | None", "StepOutput | None"]:
         """What goes to sequences that the journal follows, and what to the others, as readers are told it."""

@@ -27,7 +27,6 @@ _STATUS_OF_CODE = {
     "capacity_lost": 503,
     "grammars_lost": 503,
     "no_token": 422,  # to try again would end the same
-    "no_result": 422,
     "deadline_exceeded": 504,
 }
 _MESSAGE_TYPES = {

@@ -159,12 +159,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Prompt tokens whose log-probabilities were told."""
         return len(self.prompt_logprobs[sequence]) // max(1, sequence.params.prompt_logprobs)
 
-    def answer_oldest(self, epoch: int) -> None:
-        """Run the oldest plan in flight and commit what it gives."""
-        plan = self.sent[epoch].popleft()
+    def answer_oldest(self, epoch: int, numberless: int | None = None) -> None:
+        """Run the oldest plan in flight and commit what it gives.
+
+        Args:
+            numberless: a row, counted from the first, that brings no numbers instead; so many that there are less will
+                do.
+        """
+        plan, inflight = self.sent[epoch].popleft(), self.scheduler.executor(epoch).inflight[0]
         for sequence, end in self.ends_of_rows[epoch].popleft().items():
             self.written[sequence] = max(self.written[sequence], end)
-        self.commit(self.executors[epoch].run(plan))
+        result = self.executors[epoch].run(plan)
+        if numberless is not None and inflight.sequences:
+            row = numberless % len(inflight.sequences)
+            tokens = array("i", result.token_ids)
+            tokens[row] = m.NO_NUMBERS
+            result = msgspec.structs.replace(result, token_ids=tokens.tobytes())
+            for ends in self.ends_of_rows[epoch]:  # what it has in flight counts no more
+                ends.pop(inflight.sequences[row], None)
+        self.commit(result)
 
     def commit(self, result: m.StepResult) -> None:
         output: StepOutput = self.scheduler.commit(result)
@@ -305,7 +318,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.sent.values()))
     @rule(data=st.data())
     def answer(self, data):
-        self.answer_oldest(data.draw(st.sampled_from([e for e, plans in self.sent.items() if plans])))
+        epoch = data.draw(st.sampled_from([e for e, plans in self.sent.items() if plans]))
+        self.answer_oldest(epoch, data.draw(st.sampled_from([*[None] * 7, 0, 1, 2])))
 
     @precondition(lambda self: self.executors)
     @rule(steps=st.integers(1, 12))

@@ -106,13 +106,14 @@ def test_a_plan_says_so_much_of_lanes_and_no_more(monkeypatch: pytest.MonkeyPatc
 def test_a_plan_starts_few_grammars() -> None:
     """Those of one text count once: an executor compiles it once."""
     rig = Rig(window=1, grammars="library")
-    rig.memberships[1].grammars = "library"
+    rig.lose(1)
+    epoch = rig.join(limits(), grammars="library")
     for number in range(2 * MAX_STARTED_GRAMMARS + 1):
         for copy in range(2):
             grammar = m.Constraints(grammar=f"grammar {number}")
             rig.add(f"{number}-{copy}", PROMPT[:3], constraints=grammar, max_tokens=4)
     rig.finish()
-    told = [{start.constraints.grammar for start in plan.lane_starts} for plan in rig.plans[1]]
+    told = [{start.constraints.grammar for start in plan.lane_starts} for plan in rig.plans[epoch]]
     assert [len(grammars) for grammars in told if grammars] == [MAX_STARTED_GRAMMARS, MAX_STARTED_GRAMMARS, 1]
 
 

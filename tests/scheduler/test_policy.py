@@ -253,7 +253,7 @@ def test_tokens_in_flight_on_a_hung_executor_do_not_keep_others_from_working():
     rig.scheduler.sequences.preempt(rig.scheduler.executor(1), stuck)
     assert stuck.num_inflight > 0
     (fresh,) = rig.add("fresh", [4, 5, 6], max_tokens=5)
-    fresh.placed = 2  # as if its prefix were cached there
+    rig.scheduler.sequences.waiting.place(fresh, 2)  # as if its prefix were cached there
     while fresh not in rig.ends:
         assert rig.plan(2) is not None
         rig.answer(2)

@@ -288,9 +288,10 @@ def test_one_that_is_full_keeps_nobody_from_an_idle_executor():
 
 
 def test_a_sequence_goes_on_with_its_model_as_long_as_an_executor_has_it():
-    rig = Rig(limits(), limits())
-    for epoch, model in ((1, "old"), (2, "old")):
-        rig.memberships[epoch].model = model
+    rig = Rig()
+    rig.lose(1)
+    for _ in range(2):
+        rig.join(limits(), model="old")
     (sequence,) = rig.add("a", [1, 2, 3], max_tokens=60)
     for _ in range(5):
         rig.step()
@@ -299,7 +300,7 @@ def test_a_sequence_goes_on_with_its_model_as_long_as_an_executor_has_it():
     rig.lose(home)
     for _ in range(5):
         rig.step()
-    assert (sequence.epoch, sequence.model) == (3 - home, "old")
+    assert (sequence.epoch, sequence.model) == (5 - home, "old")
     assert rig.scheduler.stats.model_changes == 0
     rig.take_no_new(sequence.epoch)
     rig.lose(sequence.epoch)

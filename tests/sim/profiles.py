@@ -7,6 +7,7 @@ from scheduler_svc.core.executor.capacity import POOL_GRACE_S
 SHORT_POOL_GRACE_S = 1.53  # no whole number of ticks, so that rounding decides nothing
 KILLS = {"kill": 4.0, "kill_and_leave_down": 1.0, "reset": 2.0, "half_open": 1.0, "freeze": 1.0}
 HANGS = {"hang": 3.0, "late_step": 3.0, "freeze": 2.0, "step_failure": 3.0, "broken_gpu": 1.0}
+NUMBERLESS = {"numberless_step": 4.0, "computes_no_numbers": 3.0}
 NETWORK = {"cut_both": 2.0, "cut_up": 1.0, "cut_down": 1.0, "half_open": 1.0, "reset": 1.0}
 DRAINS = {"sigterm": 3.0, "drain": 3.0, "drain_finish": 3.0, "kill": 1.0}
 UPGRADES = {"upgrade": 4.0, "upgrade_all": 2.0, "sigterm": 1.0, "drain_finish": 1.0, "kill": 1.0}
@@ -63,6 +64,7 @@ KEEPERS = {
 EVERYTHING = {
     **KILLS,
     **HANGS,
+    **NUMBERLESS,
     **NETWORK,
     **DRAINS,
     **UPGRADES,
@@ -150,6 +152,7 @@ PROFILES = {
         budgets=(16, 64),
     ),
     "hangs": Profile({**HANGS}),
+    "numberless": Profile({**NUMBERLESS, "kill": 1.0, "cancel": 1.0, "hang_up": 1.0}, executors=(1, 3), tasks=0.3),
     "drains": Profile({**DRAINS}, executors=(1, 3), tasks=0.3),
     "upgrades": Profile({**UPGRADES}, num_builds=3, executors=(2, 3)),
     "pools": replace(

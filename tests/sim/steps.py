@@ -7,6 +7,9 @@ from enum import Enum
 from functools import partial
 from random import Random
 
+import msgspec
+import numpy as np
+
 from common import messages as m
 from tests.sim.models import Build, ModelOracle
 from tests.sim.world import World
@@ -26,6 +29,7 @@ class Fate(Enum):
     REPEATED = "repeated"  # answered twice
     GARBLED = "garbled"  # too many tokens
     ANOTHER = "another"  # the answer is to a step that was not sent
+    NUMBERLESS = "numberless"  # its scores are no numbers
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class StepThread:
     ) -> None:
         self.fates: deque[Fate] = deque()
         self.is_broken = False
+        self.is_numberless = False
         self.poison_kills = True
         self.step = 0
         self._world = world
@@ -154,5 +159,14 @@ class StepThread:
             self._failed_epoch = plan.epoch
             self._oracle.damage(self._damage, 0.2)  # nobody knows what a failed step has written where
             answer = m.StepFailed(epoch=plan.epoch, step=plan.step, error="out of memory")
+        elif fate is Fate.NUMBERLESS or self.is_numberless:
+            answer = _without_numbers(answer)
         self._answer(answer, fate)
         self._next()
+
+
+def _without_numbers(answer: m.StepResult) -> m.StepResult:
+    """The answer of a step whose scores, and results, are no numbers."""
+    tokens = np.full(len(answer.token_ids) // 4, m.NO_NUMBERS, np.int32)
+    pooled = np.full(len(answer.pooled) // 4, np.nan, np.float32)
+    return msgspec.structs.replace(answer, token_ids=tokens.tobytes(), pooled=pooled.tobytes())

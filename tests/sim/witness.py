@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
@@ -14,7 +14,7 @@ from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.requests.group_commit import STUCK_AFTER_S, JournalState
 from scheduler_svc.core.requests.journal_records import ExecutorRecord
 from scheduler_svc.core.requests.recovery import Legacy
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import NO_POSITION, Sequence, State
 from scheduler_svc.core.step_output import StepOutput
 from tests.sim.adoption_book import AdoptionBook
 from tests.sim.library_book import LibraryBook
@@ -67,6 +67,14 @@ class _Told:
     is_whole: bool
 
 
+class _Plan(NamedTuple):
+    """A plan in flight: who has a row in it, and where the chunks end that bring no token."""
+
+    step: int
+    everyone: list[Sequence]
+    chunks: dict[Sequence, int]
+
+
 class Witness:
     """Sees what goes into the core and what comes out of it.
 
@@ -104,8 +112,10 @@ class Witness:
         self._paused_s = 0.0  # in this life
         self._runs_since = 0.0  # the end of the last pause, or the beginning of this life
         self._claimed: dict[str, None] = {}  # requests that a client asked for or came back for in this life
-        self._plans: dict[int, deque[tuple[int, list[Sequence]]]] = {}  # of each epoch: those in flight, and who is in
+        self._plans: dict[int, deque[_Plan]] = {}  # of each epoch: those in flight
         self._failures: dict[Sequence, int] = {}
+        self._chunks: dict[Sequence, int] = {}  # that were computed when the last of these happened: their ends
+        self._numberless: Counter[Sequence] = Counter()  # rows in a row without numbers
         self._models: dict[Sequence, str] = {}  # that sequences were admitted to last
         self._spoken: dict[Sequence, None] = {}  # those with an answer
         self._heard: dict[Peer, float] = {}
@@ -150,6 +160,7 @@ class Witness:
         self._starts.append(self.life_began)
         self._paused_s, self._runs_since, self._claimed = 0.0, self.life_began, {}
         self._plans, self._failures, self._models, self._spoken, self._stay = {}, {}, {}, {}, {}
+        self._chunks, self._numberless = {}, Counter()
         self._heard = {}
         self.tokens = TokenBook(self._world, self.moments)
         self._last_turn, self._forgiving_until = now, -math.inf
@@ -309,7 +320,7 @@ class Witness:
         assert member.standing is not Standing.DRAINING, f"epoch {epoch} is draining and gets a plan"
         if member.standing is Standing.FINISHING:
             assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
-        before = self._plans[epoch][-1][1] if self._plans[epoch] else None
+        before = self._plans[epoch][-1].everyone if self._plans[epoch] else None
         self.tokens.planned(plan, before, executor.running.decode_rows().sequences)
         for sequence in everyone:
             self._check_model(core, sequence, executor.model)
@@ -317,7 +328,7 @@ class Witness:
         self.adoptions.planned(executor, action.message)
         for sequence, positions in plan.asked_prompts.rows if plan.asked_prompts is not None else ():
             self._check_asked(sequence, positions)
-        self._plans[epoch].append((step, everyone))
+        self._plans[epoch].append(_Plan(step, everyone, dict(plan.unsampled)))
 
     def logged(self, core: Core, event: str, facts: dict[str, Any]) -> None:
         """The core told the operator something; what concerns executors is always told."""
@@ -376,12 +387,20 @@ class Witness:
     def _landed(self, result: m.StepResult, output: StepOutput) -> None:
         self.tokens.landed(output)
         self.adoptions.answered(result.epoch)
-        step, everyone = self._plans[result.epoch].popleft()
+        step, everyone, chunks = self._plans[result.epoch].popleft()
         assert step == result.step, f"step {result.step} was answered, {step} is the oldest"
         for sequence in output.sequences:
             assert sequence in everyone, "a token for a sequence that is not in the plan"
             self._failures.pop(sequence, None)
+            self._numberless.pop(sequence, None)
             self._spoken[sequence] = None
+        for sequence, chunk_end in chunks.items():
+            if chunk_end >= self._chunks.get(sequence, NO_POSITION):  # it got as far as the one that was lost
+                self._failures.pop(sequence, None)
+        self._numberless.update(output.numberless)
+        self.moments["rows without numbers"] += len(output.numberless)
+        for sequence in [sequence for sequence, count in self._numberless.items() if count > 1]:
+            self.guilty.add((sequence.request_id, sequence.index))
         for came in output.prompt_logprobs:
             self._spoken[came.sequence] = None
         for end in output.ends:
@@ -397,17 +416,18 @@ class Witness:
             assert positions.start >= num_told, f"{sequence.request_id}: {positions} asked, {num_told} told"
 
     def _lost(self, epoch: int, cause: str, reason: str) -> None:
-        in_flight = self._plans.pop(epoch)
-        plans = [everyone for _, everyone in in_flight]
+        plans = list(self._plans.pop(epoch))
         if cause in ONE_STEP:
             named = re.search(r"step (\d+)", reason)
             assert named is not None, f"it does not say which step: {reason}"
-            plans = [everyone for step, everyone in in_flight if step == int(named[1])]
+            plans = [plan for plan in plans if plan.step == int(named[1])]
         elif cause not in WHOLE_EXECUTOR:
             plans = []
         if self._last_turn < self._forgiving_until:
             plans = []
-        involved = list(dict.fromkeys(sequence for everyone in plans for sequence in everyone))
+        involved = list(dict.fromkeys(sequence for plan in plans for sequence in plan.everyone))
+        for plan in plans:
+            self._chunks |= dict.fromkeys(plan.everyone, NO_POSITION) | plan.chunks
         alive = [sequence for sequence in involved if sequence.state is not State.FINISHED]
         for sequence in involved:
             self.moments["strikes"] += 1

@@ -55,16 +55,19 @@ class Rig:
         self,
         each: ExecutorLimits,
         name: str = "",
-        model: str = "",
+        model: str = "model",
         now: float = 0.0,
         pool: m.Pool | None = None,
         memory: OracleExecutor | None = None,
+        grammars: str = "",
     ) -> int:
         """Add an executor and return its epoch. It continues the memory of an earlier one, or has its own."""
         epoch = len(self.plans) + 1
         self.executors[epoch] = OracleExecutor(each, slots=None if memory is None else memory.slots)
         self.sent[epoch], self.plans[epoch] = deque(), []
-        self.memberships[epoch] = Membership(epoch, name or f"executor {epoch}", model, each, pool=pool)
+        self.memberships[epoch] = Membership(
+            epoch, name or f"executor {epoch}", model, each, pool=pool, grammars=grammars
+        )
         self.scheduler.add_executor(self.memberships[epoch], now)
         self.end(self.scheduler.expire(now))
         return epoch

@@ -102,7 +102,7 @@ class BlockManager(BlockBooks):
         # time by the square of its length.
         end = NO_POSITION if accept is not None else wanted_from + budget
         # After a block that is not full, or one of its own that collided, nothing can be hit.
-        hits = self.match(table, raw, end) if table.num_published == held else []
+        hits = self.match(table, raw, end) if table.num_published == held and not table.is_stuck else []
         own, num_valid = self._own(table, held + len(hits))
         # A published block is cached to its end, also one whose first positions only were computed, for their logits.
         cached = max(num_computed, (table.num_published + len(hits)) * size, num_valid)
@@ -214,7 +214,7 @@ class BlockManager(BlockBooks):
         """Nothing of this index is used any more; to be called when it is given up."""
 
     def forget(self, written: IntArray) -> None:
-        """The content of these blocks is not known any more: plans without an answer write them."""
+        """The content of these blocks is not known any more."""
         for block in written.tolist():
             if self.keys[block] is not None:
                 self._unpublish(block)

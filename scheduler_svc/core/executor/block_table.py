@@ -15,7 +15,8 @@ class BlockTable:
     Attributes:
         ids: int32 array, block ids in order of position; ceil(computed tokens / block_size) of them.
         num_published: leading blocks that stand in the prefix cache's index.
-        is_stuck: its next block's key is taken by other content, so nothing from there on can be published.
+        is_stuck: nothing from the next block on is published, nor hit: its key is taken by other content, or the
+            sequence is computed without the prefix cache.
         salt: of the sequence's request; part of the first block's content.
         tail: what the sequence left here when it ran here last, as far as it has not been taken back.
     """

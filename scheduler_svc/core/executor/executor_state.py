@@ -93,6 +93,7 @@ class ExecutorState:
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
         num_sat_out: plans in a row that sequences which yield sat out.
         is_suspects: whether the last plan was one of a suspect alone.
+        num_doubts: sequences that are computed once more because a row had no numbers here.
         num_hit_tokens: tokens of sequences that were admitted here that its prefix cache had.
     """
 
@@ -121,6 +122,7 @@ class ExecutorState:
         self.num_hit_tokens = 0
         self.num_sat_out = 0
         self.is_suspects = False
+        self.num_doubts = 0
         self._intake = Intake.OPEN
         self._refused: Sequence | None = None
         self._first_then: Sequence | None = None  # in the queue, when that one was refused
@@ -185,6 +187,11 @@ class ExecutorState:
         return Intake.ENDING if standing is Standing.FINISHING else Intake.STOPPED
 
     @property
+    def is_doubtful(self) -> bool:
+        """Whether others are to be preferred: its answers are late, or were no numbers."""
+        return self.num_doubts > 0 or self.membership.is_late or self.membership.is_doubted
+
+    @property
     def is_full(self) -> bool:
         """Whether a sequence waits for which there was no memory, and none was given back since."""
         return self._refused is not None and self._refused.state is State.WAITING
@@ -228,7 +235,7 @@ class ExecutorState:
         self.running.lanes.inflight[:] = 0
         for plan in self.inflight:
             for sequence in plan.everyone:
-                sequence.num_inflight = 0
+                sequence.num_inflight = sequence.num_void = 0
 
     # --- plans and answers ---
 

@@ -1,11 +1,13 @@
 """What becomes of the answer to a plan: tokens are appended, ends noticed. Pure."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Lists
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from common.messages import NO_NUMBERS
 from common.step_result import ResultColumns
 from common.wire import IntArray
 from scheduler_svc.core.executor.inflight_plan import InflightPlan
@@ -17,9 +19,7 @@ from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
 
 Rows = npt.NDArray[np.int64]
 
-NONE_CAN_BE_DRAWN = (
-    "no token can be drawn: the request's constraints ban every one, or the model's scores are no numbers"
-)
+NONE_IS_ALLOWED = "no token can be drawn: the request's constraints ban every one"
 
 
 def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: str) -> StepOutput:
@@ -40,22 +40,48 @@ def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: 
         num_decoded = int(rows.searchsorted(plan.num_decodes))
         output = _appended(plan.lanes[rows], _chosen(plan.sequences, rows), tokens[rows], lanes, model, num_decoded)
         lanes.inflight[plan.lanes[without]] -= 1
-        ends = [_without_token(sequence) for sequence in _chosen(plan.sequences, without)]
-        output = replace(output, ends=[*output.ends, *ends])
-        alive = [i for i in np.flatnonzero(~is_held).tolist() if plan.sequences[i].state is not State.FINISHED]
+        output = _without_tokens(output, zip(_chosen(plan.sequences, without), tokens[without].tolist(), strict=True))
+        alive = [i for i in np.flatnonzero(~is_held).tolist() if _awaits_token(plan.sequences[i])]
         if alive:
             num_decoded = sum(i < plan.num_decodes and bool(tokens[i] >= 0) for i in alive)
-            output = _with_tokens(output, [(plan.sequences[i], int(tokens[i])) for i in alive], num_decoded)
+            arrived = [(plan.sequences[i], int(tokens[i])) for i in alive]
+            without_any = [(sequence, token) for sequence, token in arrived if token < 0]
+            for sequence, _ in without_any:
+                sequence.num_inflight -= 1
+            output = _without_tokens(output, without_any)
+            output = _with_tokens(output, [(sequence, token) for sequence, token in arrived if token >= 0], num_decoded)
             rows = np.concatenate([rows, [i for i in alive if tokens[i] >= 0]]).astype(np.int64)
         if plan.returning:
             output = replace(output, returned=[s for s in plan.returning if s in output.sequences])
     if len(plan.logprob_counts):
         output = _with_logprobs(output, plan, result, rows)
     if plan.asked_prompts is not None:
-        output = replace(output, prompt_logprobs=take_prompt_logprobs(plan.asked_prompts, result, model))
+        came = take_prompt_logprobs(plan.asked_prompts, result, model, output.numberless)
+        output = replace(output, prompt_logprobs=came)
     if plan.asked_results is not None:
-        output = replace(output, ends=[*output.ends, *take_results(plan.asked_results, result.pooled)])
+        ends, numberless = take_results(plan.asked_results, result.pooled)
+        output = replace(output, ends=[*output.ends, *ends], numberless=[*output.numberless, *numberless])
     return output
+
+
+def _awaits_token(sequence: Sequence) -> bool:
+    """Whether a sequence without this lane takes its row's token; counts the row if it is void."""
+    if sequence.num_void:
+        sequence.num_void -= 1
+        sequence.num_inflight -= 1
+        return False
+    return sequence.state is not State.FINISHED
+
+
+def _without_tokens(output: StepOutput, rows: Iterable[tuple[Sequence, int]]) -> StepOutput:
+    """The output with what became of rows that brought NO_TOKEN or NO_NUMBERS."""
+    ends, numberless = [*output.ends], [*output.numberless]
+    for sequence, why in rows:
+        if why == NO_NUMBERS:
+            numberless.append(sequence)
+        else:
+            ends.append(SequenceEnd(sequence, "error", NONE_IS_ALLOWED, "no_token"))
+    return replace(output, ends=ends, numberless=numberless)
 
 
 def _appended(
@@ -82,14 +108,11 @@ def _appended(
 
 
 def _with_tokens(output: StepOutput, arrived: list[tuple[Sequence, int]], num_decoded: int) -> StepOutput:
-    """The output with tokens, or -1, of sequences that hold no lane any more; so many of the tokens were decoded."""
+    """The output with tokens of sequences that hold no lane any more; so many of the tokens were decoded."""
     sequences, tokens, positions = [*output.sequences], [*output.tokens], []
     firsts, late, stopped, exhausted = [*output.firsts], [], [], []
     for sequence, token in arrived:
         sequence.num_inflight -= 1
-        if token < 0:
-            stopped.append(_without_token(sequence))
-            continue
         sequences.append(sequence)
         tokens.append(token)
         positions.append(sequence.num_output)
@@ -129,10 +152,6 @@ def _with_logprobs(output: StepOutput, plan: InflightPlan, result: ResultColumns
         output.sequences[i].logprob_ids.frombytes(ids[entries].tobytes())
         output.sequences[i].logprobs.frombytes(values[entries].tobytes())
     return replace(output, logprobs=StepLogprobs(counts, ids, values))
-
-
-def _without_token(sequence: Sequence) -> SequenceEnd:
-    return SequenceEnd(sequence, "error", NONE_CAN_BE_DRAWN, "no_token")
 
 
 def _chosen(sequences: list[Sequence], rows: Rows) -> list[Sequence]:

@@ -15,8 +15,6 @@ from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd
 
-NO_NUMBERS = "the model gave no numbers for this prompt"
-
 
 class AskedResults(NamedTuple):
     """The pooled results that a plan brings.
@@ -52,13 +50,16 @@ def ask_results(rows: Lists[PromptRow], first_row: int, hidden_size: int) -> Ask
     return AskedResults(pooled, sequences)
 
 
-def take_results(asked: AskedResults, values: FloatArray) -> list[SequenceEnd]:
+def take_results(asked: AskedResults, values: FloatArray) -> tuple[list[SequenceEnd], list[Sequence]]:
     """Give each sequence its result, with which it ends. One that has ended gets none.
 
     Args:
         values: float32 [sum of the results' sizes].
+
+    Returns:
+        The ends, and the sequences whose results are no numbers.
     """
-    ends, last = [], 0
+    ends, numberless, last = [], [], 0
     for sequence, size in zip(asked.sequences, asked.pooled.sizes.tolist(), strict=True):
         first, last = last, last + size
         if sequence.state is State.FINISHED:
@@ -69,5 +70,5 @@ def take_results(asked: AskedResults, values: FloatArray) -> list[SequenceEnd]:
             sequence.pooled = values[first:last].tobytes()
             ends.append(SequenceEnd(sequence, "stop"))
         else:
-            ends.append(SequenceEnd(sequence, "error", NO_NUMBERS, "no_result"))
-    return ends
+            numberless.append(sequence)
+    return ends, numberless

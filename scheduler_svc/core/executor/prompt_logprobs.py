@@ -4,6 +4,7 @@ The logits of position p say how likely the prompt's token p + 1 is. Positions b
 said it, and are not asked again.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence as Lists
 from typing import NamedTuple
 
@@ -58,18 +59,23 @@ def ask_prompts(rows: Lists[PromptRow], first_token: int) -> AskedPrompts | None
     return AskedPrompts(PromptTargets(*map(np.concatenate, (tokens, targets, counts))), asked)
 
 
-def take_prompt_logprobs(asked: AskedPrompts, result: ResultColumns, model: str) -> list[PromptLogprobs]:
+def take_prompt_logprobs(
+    asked: AskedPrompts, result: ResultColumns, model: str, numberless: Collection[Sequence] = ()
+) -> list[PromptLogprobs]:
     """Give the log-probabilities of an answer to their sequences. Returns what is new.
 
     A sequence that was preempted, and admitted again before the answer came, has asked for some of them twice: the
     first answer counts. One that has ended gets none, nor one that has gone on with another model than `model`, which
     gave the answer: there it has asked for these positions again, and a prompt's log-probabilities are of one model.
+    Nor do those of `numberless`, whose scores were no numbers.
     """
     came, end = [], 0
     for sequence, positions in asked.rows:
         width, covered = sequence.num_prompt_logprobs, sequence.num_covered
         begin, end = end, end + width * len(positions)
         if sequence.state is State.FINISHED or sequence.model != model or covered not in positions:
+            continue
+        if sequence in numberless:
             continue
         begin += width * (covered - positions.start)
         ids, values = result.prompt_logprob_ids[begin:end].tobytes(), result.prompt_logprobs[begin:end].tobytes()

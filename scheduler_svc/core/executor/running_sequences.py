@@ -174,6 +174,17 @@ class RunningSequences:
                 lanes.publishing_changed(lane, size)
         return merged
 
+    def forget(self, sequence: Sequence) -> None:
+        """What the prefix cache has of a sequence's tokens may be wrong: no sequence will hit it any more."""
+        blocks = self._blocks.match(BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes())
+        self._blocks.forget(np.array(blocks, np.int32))
+        for lane in self.order:  # those that share a block keep it, and publish nothing that was computed with it
+            table = self.lanes.tables[lane]
+            num_good = next((i for i, block in enumerate(table.ids[: table.num_published]) if block in blocks), -1)
+            if num_good >= 0:
+                table.num_published, table.is_stuck = num_good, True
+                self.lanes.publishing_changed(lane, self._block_size)
+
     # --- they come and go ---
 
     def enter(self, sequence: Sequence, budget: int, accept: Accept) -> PromptRow | None:
@@ -183,8 +194,10 @@ class RunningSequences:
             budget: tokens that the row may have.
             accept: is asked last, with the number of its blocks that others hold already.
         """
-        tail = sequence.tail if sequence.tail is not None and sequence.tail.origin == self._origin else None
-        table, raw = BlockTable(sequence.cache_salt.encode(), tail=tail), sequence.tokens.tobytes()
+        has_tail = sequence.tail is not None and sequence.tail.origin == self._origin and sequence.doubt is None
+        table = BlockTable(sequence.cache_salt.encode(), tail=sequence.tail if has_tail else None)
+        table.is_stuck = sequence.doubt is not None  # what is computed without the cache is not put into it either
+        raw = sequence.tokens.tobytes()
         wanted_from = sequence.wanted_from(0)
         grant = self._blocks.reserve(table, raw, 0, budget, accept, wanted_from)
         if grant is None:

@@ -11,7 +11,7 @@ what follows from the events.
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
@@ -25,9 +25,12 @@ from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, Answered, StepC
 
 MAX_MEMBERS = 256
 MAX_REMEMBERED = 1024  # executors that left
-FAILURES = ("step_failed", "hung", "untrusted", "disconnected", "silent")
-UNSAFE = ("step_failed", "untrusted")  # causes after which nothing that the executor's pool holds may count
+FAILURES = ("step_failed", "hung", "untrusted", "no_numbers", "disconnected", "silent")
+LIES = ("untrusted", "no_numbers")  # failures that no sequence can have caused
+UNSAFE = ("step_failed", *LIES)  # causes after which nothing that the executor's pool holds may count
 BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # failures that a sequence may have caused
+MIN_WRONGED = 2  # clients, for one may ask for what a model cannot compute, in many ways
+DOUBTED_FOR_S = 60.0  # after a row without numbers
 MAX_ENDS_A_TICK = 8  # epochs: what they ran has to be placed anew, and others wait meanwhile
 HELLO_AGAIN_S = 0.5  # a peer that has just joined need not join again, whatever became of its epoch
 
@@ -74,8 +77,7 @@ class EpochEnded:
     """An epoch is over, and with it all that its executor cached, unless its pool goes on.
 
     Attributes:
-        cause: one word for metrics: `silent`, `disconnected`, `hung`, `step_failed`, `untrusted` (all of FAILURES),
-            `restarted`, `drained`, `shutdown`.
+        cause: one word for metrics: one of FAILURES, or `restarted`, `drained`, `shutdown`.
         reason: for people.
         step: the one that failed, if it is known.
     """
@@ -93,7 +95,11 @@ Consequence = FleetEvent | SendToExecutor | AdmitExecutor | DismissExecutor
 
 @dataclass(slots=True)
 class Member:
-    """An executor in one epoch of its life, with what only the fleet needs. Times are the caller's, in seconds."""
+    """An executor in one epoch of its life, with what only the fleet needs. Times are the caller's, in seconds.
+
+    Attributes:
+        wronged: clients whose rows had no numbers here and some elsewhere, each with the last time.
+    """
 
     peer: Peer
     membership: Membership
@@ -101,6 +107,7 @@ class Member:
     joined_at: float
     last_heard: float
     steps: StepClock
+    wronged: dict[str, float] = field(default_factory=dict)
 
     @property
     def epoch(self) -> int:
@@ -205,6 +212,19 @@ class Fleet:
         member.membership.is_late = False
         return member.steps.answered(step, now)
 
+    def gave_no_numbers(self, epoch: int, client: str, now: float) -> list[Consequence]:
+        """The scores of a client's row were no numbers, and another computation of it gave some.
+
+        Once may be a bit that flipped. An executor that does so to two clients computes nonsense: its epoch ends.
+        """
+        if (member := self.member(epoch)) is None:
+            return []
+        member.wronged[client] = now
+        member.membership.is_doubted = True
+        if len(member.wronged) < MIN_WRONGED:
+            return []
+        return self._end(member, "no_numbers", f"scores for {len(member.wronged)} clients were no numbers", now)
+
     def paused(self, seconds: float, now: float) -> None:
         """The caller has not run for so long: executors may have spoken and answered in that time."""
         for member in self._members.values():
@@ -247,6 +267,9 @@ class Fleet:
         num_before = len(self)
         for member in self:
             member.membership.is_late = member.steps.is_late(now)
+            if member.wronged and now - max(member.wronged.values()) > DOUBTED_FOR_S:
+                member.wronged.clear()
+                member.membership.is_doubted = False
             self.is_behind = num_before - len(self) >= MAX_ENDS_A_TICK
             if self.is_behind:
                 break
@@ -319,7 +342,7 @@ class Fleet:
         if len(self._earlier) > MAX_REMEMBERED:
             self._earlier.popitem(last=False)
         if cause in FAILURES and member.steps.num_sent:
-            worked, is_liar = member.steps.num_answered > 0, cause == "untrusted"
+            worked, is_liar = member.steps.num_answered > 0, cause in LIES
             out_s = self._probation.failed(member.hello.executor, now, worked=worked, is_liar=is_liar)
             reason += f"; kept out for {out_s:.0f} s" if out_s else ""
         elif cause == "drained":

@@ -30,6 +30,7 @@ class Membership:
         grammars: the library that it masks tokens by, likewise; empty for none.
         pool: its KV memory; None if that ends with the process.
         has_standby: whether another process waits to continue its pool.
+        is_doubted: whether a row had no numbers here a moment ago that another computation gave some.
         is_late: whether its answer to a plan is late, though not so late that it counts as hung.
     """
 
@@ -39,6 +40,7 @@ class Membership:
     limits: ExecutorLimits
     standing: Standing = Standing.READY
     is_late: bool = False
+    is_doubted: bool = False
     grammars: str = ""
     pool: Pool | None = None
     has_standby: bool = False

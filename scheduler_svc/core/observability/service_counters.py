@@ -140,6 +140,9 @@ class ServiceCounters:
                 self.metrics.inter_token_seconds.observe(now - last)
         for sequence in output.late:
             self._interrupted[sequence] = now
+        for sequence in output.numberless:
+            if sequence.num_output > 0:  # its last token came with the answer before
+                self._interrupted.setdefault(sequence, steps.answered_at)
         steps.answered_at = now
         steps.count += 1
         weight = STEP_MS_WEIGHT if steps.count > 1 else 1.0

@@ -18,6 +18,15 @@ def failures(ends: Iterable[SequenceEnd]) -> list[Action]:
     ]
 
 
+def numberless(executor: str, result: m.StepResult, sequences: Iterable[Sequence]) -> list[Action]:
+    """Which rows of a step had no numbers; they are computed once more."""
+    where = {"executor": executor, "epoch": result.epoch, "step": result.step}
+    return [
+        WriteLog("warning", "scores are no numbers", {**where, "request": each.request_id}, is_seldom=True)
+        for each in sequences
+    ]
+
+
 def relaxed(sequences: Iterable[Sequence], library: str) -> list[Action]:
     """Which sequences may be masked by another library than their grammar was compiled with."""
     return [

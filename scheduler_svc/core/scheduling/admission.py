@@ -159,7 +159,7 @@ class Admission:
                 forecast = executor.running.forecast(self._history)
             if (row := self._try(executor, sequence, num_tokens, forecast)) is None:
                 executor.refuse(sequence, first)
-                sequence.placed = 0  # another executor may have room
+                self._sequences.waiting.place(sequence, 0)  # another executor may have room
                 break
             rooms.clear()  # this executor has less room than before
             rows.append(row)
@@ -171,12 +171,20 @@ class Admission:
     def _executor_for(self, sequence: Sequence, rooms: Rooms) -> ExecutorState | None:
         if sequence.num_inflight > 0:
             return self._sequences.executors[sequence.placed]
-        able = self._sequences.waiting.executors_for(sequence)
-        if is_suspect(sequence):
-            return self._placement(sequence, Room.among(able, avoid=sequence.failed_on))
-        if (room := rooms.get(id(able))) is None:
-            room = rooms[id(able)] = Room.among(able)
-        return self._placement(sequence, room)
+        waiting = self._sequences.waiting
+        able = waiting.executors_for(sequence)
+        if is_suspect(sequence) or sequence.doubt is not None:
+            avoid = sequence.failed_on if sequence.doubt is None else sequence.doubt.executor
+            room = Room.among(able, waiting.num_placed, avoid)
+        elif (known := rooms.get(id(able))) is None:
+            room = rooms[id(able)] = Room.among(able, waiting.num_placed)
+        else:
+            room = known
+        chosen = self._placement(sequence, room)
+        if chosen is not None and chosen.epoch != sequence.placed:
+            room.move(sequence.placed, chosen.epoch)
+            waiting.place(sequence, chosen.epoch)
+        return chosen
 
     def _try(
         self, executor: ExecutorState, sequence: Sequence, num_tokens: int, forecast: Forecast

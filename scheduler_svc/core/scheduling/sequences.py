@@ -21,7 +21,7 @@ from scheduler_svc.core.scheduling.pools import Pools
 from scheduler_svc.core.scheduling.stats import Move, Moves, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects, is_suspect
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
-from scheduler_svc.core.sequence import Earlier, Sequence, State, largest_token, new_sequences
+from scheduler_svc.core.sequence import Doubt, Earlier, Sequence, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 
 MAX_ENDS_A_TICK = 64  # more wait for the next tick, which comes at once
@@ -42,6 +42,7 @@ class Sequences:
         suspects: sequences with strikes.
         capacities: what the fleet can hold; for reading.
         pools: those that wait for an executor.
+        in_doubt: sequences that are computed once more because a row had no numbers.
         moves: since `take_moves` was called.
         is_behind: whether the last `expire` has left sequences that it would have ended.
     """
@@ -60,6 +61,7 @@ class Sequences:
         self.waiting = WaitingQueue(grammars)
         self.suspects = Suspects()
         self.pools = Pools()
+        self.in_doubt: dict[Sequence, None] = {}
         self.moves = Moves()
         self.is_behind = False
         self._open: dict[Sequence, None] = {}
@@ -241,6 +243,37 @@ class Sequences:
         self._stats.struck_out += len(guilty)
         return [self.end(sequence, "error", message, "internal_error") for sequence in guilty]
 
+    def doubt(self, executor: ExecutorState, sequence: Sequence) -> list[SequenceEnd]:
+        """A row of a sequence had no numbers: it is computed once more, without the prefix cache, and elsewhere if that
+        is possible. If it was computed once more already, the sequence is why, and ends."""
+        self._stats.numberless += 1
+        if sequence.doubt is not None:
+            message = "the model's scores for this request are no numbers: it was computed twice"
+            return [self.end(sequence, "error", message, "internal_error")]
+        if sequence.state is not State.WAITING:
+            self.requeue(executor, sequence)
+        sequence.num_void = sequence.num_inflight
+        sequence.num_written = max(sequence.num_written, len(sequence.tokens))
+        self.in_doubt[sequence] = None
+        sequence.doubt = Doubt(executor.epoch, executor.name, executor.origin)
+        executor.num_doubts += 1
+        return []
+
+    def settle(self, sequence: Sequence) -> Doubt | None:
+        """A sequence that was in doubt has ended, or what was computed again has numbers. Returns the doubt."""
+        if (doubt := sequence.doubt) is not None:
+            sequence.doubt = None
+            del self.in_doubt[sequence]
+            if (executor := self.executors.get(doubt.epoch)) is not None:
+                executor.num_doubts -= 1
+        return doubt
+
+    def convict(self, sequence: Sequence, doubt: Doubt) -> None:
+        """An executor, or its prefix cache, was why a row had no numbers: what the row may have hit is forgotten."""
+        for executor in self.executors.values():
+            if executor.origin == doubt.origin:
+                executor.running.forget(sequence)
+
     def end(self, sequence: Sequence, reason: FinishReason, error: str = "", code: str = "") -> SequenceEnd:
         """The sequence holds nothing any more, wherever it was (invariant 10)."""
         if sequence.state is State.WAITING:
@@ -249,6 +282,7 @@ class Sequences:
             self.executors[sequence.epoch].leave(sequence)
         sequence.state = State.FINISHED
         self.suspects.forget(sequence)
+        self.settle(sequence)
         del self._open[sequence]
         return SequenceEnd(sequence, reason, error, code)
 

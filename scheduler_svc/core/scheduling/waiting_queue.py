@@ -3,6 +3,7 @@ executor. So an executor does not look at sequences that it cannot take, however
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -91,6 +92,9 @@ class WaitingQueue:
 
     Args:
         grammars: the library that grammars are compiled with; empty for none.
+
+    Attributes:
+        num_placed: how many wait for each executor, by epoch; 0 counts those for which that is open.
     """
 
     def __init__(self, grammars: str = "") -> None:
@@ -104,6 +108,7 @@ class WaitingQueue:
         self._group_of: dict[Sequence, Group] = {}
         self._groups_of: dict[int, list[Group]] = {}  # by epoch
         self._num_of: dict[Task, int] = {}  # sequences
+        self.num_placed: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._group_of)
@@ -175,11 +180,19 @@ class WaitingQueue:
         group.num_tokens += arrival.num_tokens
         self._group_of[sequence] = group
         self._num_of[needs.task] = self.num_of(needs.task) + 1
+        self.num_placed[sequence.placed] += 1
+
+    def place(self, sequence: Sequence, epoch: int) -> None:
+        """A sequence of the queue waits for an executor from now on; 0 leaves open for which."""
+        self._count_down(sequence.placed)
+        sequence.placed = epoch
+        self.num_placed[epoch] += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
         group = self._group_of.pop(sequence)
         self._num_of[group.needs.task] -= 1
+        self._count_down(sequence.placed)
         group.num_tokens -= group.arrivals.pop(sequence).num_tokens
         place = bisect_left(group.sequences, sequence.rank, key=_rank)
         assert group.sequences[place] is sequence, "the sequence does not wait"
@@ -201,6 +214,11 @@ class WaitingQueue:
         self._groups = {needs: group for needs, group in self._groups.items() if group.sequences}
         for group in self._groups.values():
             self._match(group, now)
+
+    def _count_down(self, epoch: int) -> None:
+        self.num_placed[epoch] -= 1
+        if not self.num_placed[epoch]:
+            del self.num_placed[epoch]
 
     def _match(self, group: Group, now: float) -> None:
         group.executors = able_executors(group.needs, self._kinds, self._grammars)

@@ -79,11 +79,7 @@ class Traces:
             return
         error: ApiError | None = scope.get(ERROR)
         code = (error.code if error else None) or f"status_{status}"
-        event = (
-            "request refused"
-            if (status < 500 and code not in ("no_token", "no_result")) or status == 503
-            else "request failed"
-        )
+        event = "request refused" if (status < 500 and code != "no_token") or status == 503 else "request failed"
         if not scope.get(IS_SUBMITTED):  # else the core refused or failed it, and counts that
             self._counts.refused(code)
         client = getattr(scope.get("baton.client"), "name", "") or (scope.get("client") or ("?",))[0]

@@ -73,6 +73,21 @@ def broken_gpu(scene: Scene, rng: Random) -> bool:
     return to_an_executor(scene, rng, do)
 
 
+def numberless_step(scene: Scene, rng: Random) -> bool:
+    """A bit flips: the scores of a step are no numbers."""
+    return fate(scene, rng, Fate.NUMBERLESS)
+
+
+def computes_no_numbers(scene: Scene, rng: Random) -> bool:
+    """No step gives numbers, until an operator replaces the machine."""
+
+    def do(executor: ExecutorProcess) -> None:
+        executor.thread.is_numberless = True
+        scene.world.at(moment(scene, rng, 0.3, 3.0), executor.kill)
+
+    return to_an_executor(scene, rng, do)
+
+
 def reset(scene: Scene, rng: Random) -> bool:
     """The connection breaks."""
     return to_an_executor(scene, rng, ExecutorProcess.reset)
@@ -190,6 +205,7 @@ def _replace_by(scene: Scene, executor: ExecutorProcess, build: Build) -> None:
 
 KINDS = (
     *(kill, kill_and_leave_down, freeze, hang, late_step, step_failure, one_step_failure, broken_gpu),
+    *(numberless_step, computes_no_numbers),
     *(lose_largest, drain_largest, finish_largest),
     *(reset, half_open, cut_both, cut_up, cut_down, sigterm, drain, drain_finish, upgrade, upgrade_all),
     upgrade_library,

@@ -1,0 +1,179 @@
+"""Rows whose scores are no numbers: the executor, its prefix cache or the sequence may be why, and only that one pays."""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from common import messages as m
+from common.plan import parse_plan
+from scheduler_svc.core.fleet import fleet
+from scheduler_svc.core.sequence import Sequence
+from tests.support.oracle import OracleExecutor
+from tests.support.rig import Rig, limits
+from tests.support.service import Service
+
+SYSTEM = [9] * 40
+
+Decides = Callable[[int, Sequence], bool]
+
+
+class Poisoned(OracleExecutor):
+    """Its memory may hold what is no number: a row that reads it brings none."""
+
+    glitches = False
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.bad: set[int] = set()  # slots
+
+    def run(self, plan):
+        columns = parse_plan(plan, self.limits)
+        written = [slot for slot in columns.slot_mapping.tolist() if slot >= 0]
+        self.bad = self.bad | set(written[:4]) if self.glitches else self.bad - set(written)
+        self.glitches = False
+        result = super().run(plan)
+        tokens, tables, end, size = array("i", result.token_ids), [], 0, self.limits.block_size
+        for count in columns.block_counts.tolist():
+            tables.append(columns.block_ids[end : end + count].tolist())
+            end += count
+        for i, row in enumerate(columns.sample_rows.tolist()):
+            positions = range(int(columns.context_lens[row]))
+            if self.bad & {tables[row][p // size] * size + p % size for p in positions}:
+                tokens[i] = m.NO_NUMBERS
+        return msgspec.structs.replace(result, token_ids=tokens.tobytes())
+
+
+class Numberless(Rig):
+    """Rows of some sequences have no numbers on some executors."""
+
+    def __init__(self, decides: Decides, *executors, **config):
+        super().__init__(*executors, **config)
+        self._decides = decides
+
+    def answer(self, epoch=1):
+        run, inflight = self.executors[epoch].run, self.scheduler.executor(epoch).inflight[0]
+
+        def without(plan):
+            result = run(plan)
+            tokens = array("i", result.token_ids)
+            for i, sequence in enumerate(inflight.sequences):
+                if self._decides(epoch, sequence):
+                    tokens[i] = m.NO_NUMBERS
+            return msgspec.structs.replace(result, token_ids=tokens.tobytes())
+
+        self.executors[epoch].run = without
+        super().answer(epoch)
+        self.executors[epoch].run = run
+
+
+def test_a_glitch_in_a_shared_prefix_costs_no_request():
+    rig = Rig(limits(num_blocks=256, max_batch_tokens=256))
+    rig.executors[1] = Poisoned(rig.executors[1].limits)
+    rig.executors[1].glitches = True
+    for wave in range(3):
+        for i in range(10):
+            rig.add(f"wave {wave}, {i}", SYSTEM + [i] * 6, max_tokens=5)
+        rig.finish()
+    assert Counter(end.reason for end in rig.ends.values()) == {"length": 30}
+    assert rig.scheduler.stats.numberless == 10, "those that were there when it happened"
+    assert rig.scheduler.stats.cached_prompt_tokens > 0, "what was computed since is hit"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 9])
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_it_goes_on_elsewhere_with_the_tokens_that_it_would_have_had(at, window, max_tokens):
+    """Also if it holds no lane any more, and drops what was computed with what is no token."""
+
+    def decides(epoch, sequence):
+        return epoch == 1 and len(rig.outputs[sequence]) == at
+
+    rig = Numberless(decides, limits(), limits(), window=window)
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=max_tokens)
+    rig.finish()
+    assert rig.ends[sequence].reason == "length"
+    expected = [(1, "a")] if at < max_tokens else []
+    assert rig.scheduler.take_convictions() == expected
+    assert all(executor.num_doubts == 0 for executor in rig.scheduler.executors)
+
+
+def test_a_request_that_no_executor_can_compute_ends_and_harms_nobody():
+    rig = Numberless(lambda epoch, sequence: sequence.request_id == "bad", limits(num_blocks=128), limits())
+    rig.add("good", SYSTEM, max_tokens=3)
+    rig.finish()
+    (bad,) = rig.add("bad", [*SYSTEM, 5], max_tokens=3)
+    while rig.step():
+        pass
+    rig.add("good too", [*SYSTEM, 6], max_tokens=3)
+    while rig.step():
+        pass
+    assert (rig.ends.pop(bad).code, rig.outputs.pop(bad)) == ("internal_error", [])
+    rig.finish()
+    assert rig.scheduler.take_convictions() == []
+    assert rig.scheduler.stats.cached_prompt_tokens >= 2 * len(SYSTEM) - 4, "its prefix stays in the cache"
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_doubt_ends_with_its_sequence_or_its_executor(is_cancelled):
+    rig = Numberless(lambda epoch, sequence: epoch == 1, limits(), limits())
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=9)
+    rig.plan(1)
+    rig.answer(1)
+    assert rig.scheduler.executor(1).is_doubtful
+    if is_cancelled:
+        rig.end(rig.scheduler.cancel([sequence]))
+        assert not rig.scheduler.executor(1).is_doubtful
+    else:
+        rig.lose(1)
+    while rig.step():
+        pass
+    assert not rig.scheduler.sequences.in_doubt
+
+
+def broken(num_requests, clients):
+    """Two executors, of which one computes no numbers, and requests that come one after the other."""
+    service = Service(step_s=0.01)
+    for name in ("broken", "good"):
+        service.join(name)
+    run = service.executors["broken"].run
+
+    def without(plan):
+        result = run(plan)
+        tokens = np.full(len(result.token_ids) // 4, m.NO_NUMBERS, np.int32)
+        return msgspec.structs.replace(result, token_ids=tokens.tobytes())
+
+    service.executors["broken"].run = without
+    for i in range(num_requests):
+        service.submit(f"r{i}", client=clients[i % len(clients)])
+        service.turn()
+        service.wait(0.1)
+    assert set(service.endings.values()) == {"length"}
+    assert len(service.endings) == num_requests
+    return service
+
+
+def test_an_executor_that_computes_no_numbers_attracts_nobody():
+    """It answers at once, and is the idlest; one client alone does not get it out, but it is asked no more."""
+    service = broken(20, ["alice"])
+    assert [member.hello.executor for member in service.core.fleet] == ["broken", "good"]
+    assert service.core.scheduler.stats.numberless == 1
+    assert len(service.events("scores are no numbers")) == 1
+
+
+def test_two_clients_get_it_out(monkeypatch):
+    monkeypatch.setattr(fleet, "DOUBTED_FOR_S", 0.0)
+    service = broken(20, ["alice", "bob"])
+    monkeypatch.undo()
+    assert service.core.scheduler.stats.numberless >= 1
+    for client in ("alice", "bob"):
+        service.do(service.core._follow(service.core.fleet.gave_no_numbers(1, client, service.now), service.now))
+    assert [member.hello.executor for member in service.core.fleet] == ["good"]
+    (lost,) = service.events("executor lost")
+    assert (lost.facts["executor"], lost.facts["cause"]) == ("broken", "no_numbers")
+    assert "kept out" in lost.facts["reason"]
+    service.join("broken")
+    assert len(service.core.fleet) == 1, "it is kept out for a while"
