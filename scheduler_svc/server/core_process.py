@@ -15,6 +15,7 @@ from scheduler_svc.core.actions import Peer, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.event_loop import EventLoop
+from scheduler_svc.core.fleet.hello_check import MAX_LANES
 from scheduler_svc.core.observability.status_report import IoCounts
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S, Legacy, Loaded
@@ -23,7 +24,10 @@ from scheduler_svc.server.kv_events import KvEventOptions, KvEventPublisher
 from scheduler_svc.server.router import Router
 
 SETTLE_MS = 10  # between looks at the journal while the process closes
-MAX_EXECUTOR_MESSAGE_BYTES = 2**22  # a StepResult of MAX_LANES rows and MAX_PLAN_PROMPT_LOGPROBS takes 2.5 MB
+# Of the largest legal StepResult: a token and its log-probabilities for each lane, those of prompts, pooled results.
+MAX_EXECUTOR_MESSAGE_BYTES = 2**12 + 4 * (
+    MAX_LANES * (1 + 2 * m.MAX_LOGPROBS) + 2 * m.MAX_PLAN_PROMPT_LOGPROBS + m.MAX_PLAN_POOLED_FLOATS
+)
 
 log = get_logger(__name__)
 

@@ -122,7 +122,7 @@ def test_log_lines_are_there():
         f"| time to send them | {LIMITS.head_timeout_s:.0f} s |",
         f"| time to send the body | {LIMITS.body_timeout_s:.0f} s |",
         f"| a reader that takes no byte | {LIMITS.stall_timeout_s:.0f} s |",
-        f"| a message from an executor | {core_process.MAX_EXECUTOR_MESSAGE_BYTES // 2**20} MiB |",
+        f"| a message from an executor | {core_process.MAX_EXECUTOR_MESSAGE_BYTES / 1e6:.1f} MB |",
         f"for {probation.FIRST_BREAK_S:.0f} s, then 2 s, up to {probation.LONGEST_BREAK_S:.0f} s |",
     ],
 )
