@@ -1,4 +1,4 @@
-"""Rows whose scores are no numbers: the executor, its prefix cache or the sequence may be why, and only that one pays."""
+"""Rows whose scores are no numbers: the executor, its prefix cache or the sequence may be why, and only that pays."""
 
 from array import array
 from collections import Counter
