@@ -30,7 +30,7 @@ from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Moves
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, State
 from tests.sim.disk import Disk
 from tests.sim.planting import Faults, check_found, enter
 
@@ -325,6 +325,27 @@ def ends_the_earlier_one(monkeypatch):
 @fault("spaced")
 def never_forgets_a_strike(monkeypatch):
     monkeypatch.setattr(Suspects, "answered", lambda self, rows: None)
+
+
+# --- rows without numbers ---
+
+
+@fault("numberless")
+def takes_tokens_that_were_computed_with_none(monkeypatch):
+    monkeypatch.setattr(plan_answer, "_awaits_token", lambda sequence: sequence.state is not State.FINISHED)
+
+
+@fault("numberless")
+def ends_what_has_no_numbers_once(monkeypatch):
+    def hasty(self, executor, sequence):
+        return [self.end(sequence, "error", "no numbers", "internal_error")]
+
+    monkeypatch.setattr(Sequences, "doubt", hasty)
+
+
+@fault("numberless")
+def forgets_that_it_was_in_doubt(monkeypatch):
+    monkeypatch.setattr(Sequences, "settle", lambda self, sequence: None)
 
 
 # --- sequences ---
