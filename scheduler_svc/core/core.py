@@ -287,7 +287,8 @@ class Core:
         actions: list[Action] = []
         if cause in f.BLAMABLE and now >= self._forgiving_until:
             actions += self.requests.ended(self.scheduler.blame(epoch, ended.step), now)
-        pool_wait_s = None if cause in f.UNSAFE else self._pool_wait_s(epoch, hello)
+        has_pool = hello.pool is not None and cause not in f.UNSAFE
+        pool_wait_s = self._pool_wait_s(epoch, hello) if has_pool else None
         resumed = self.scheduler.remove_executor(epoch, now, pool_wait_s)
         self._counters.executor_ended(epoch, cause, resumed, now, is_failure=is_failure)
         facts = {"executor": hello.executor, "epoch": epoch, "cause": cause, "reason": ended.reason[:MAX_LOGGED_REASON]}

@@ -161,7 +161,6 @@ class Admission:
                 executor.refuse(sequence, first)
                 self._sequences.waiting.place(sequence, 0)  # another executor may have room
                 break
-            rooms.clear()  # this executor has less room than before
             rows.append(row)
             budget.take(row)
             if suspect:
