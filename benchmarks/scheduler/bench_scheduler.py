@@ -37,7 +37,7 @@ SCARCE = 0.6  # case B's memory, as a share of the peak
 NANO_CASES = ("A", "B", "C")
 
 
-def in_turn(sequence: Sequence, room: Room) -> ExecutorState:
+def in_turn(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState:
     """A placement to compare with ours: sequences go to executors in turn, without regard to what is cached there."""
     return room.able[sequence.arrival % len(room.able)]
 

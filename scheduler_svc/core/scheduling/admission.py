@@ -172,14 +172,13 @@ class Admission:
             return self._sequences.executors[sequence.placed]
         waiting = self._sequences.waiting
         able = waiting.executors_for(sequence)
-        if is_suspect(sequence) or sequence.doubt is not None:
-            avoid = sequence.failed_on if sequence.doubt is None else sequence.doubt.executor
-            room = Room.among(able, waiting.num_placed, avoid)
-        elif (known := rooms.get(id(able))) is None:
+        if (room := rooms.get(id(able))) is None:
             room = rooms[id(able)] = Room.among(able, waiting.num_placed)
-        else:
-            room = known
-        chosen = self._placement(sequence, room)
+        avoid = sequence.failed_on if is_suspect(sequence) else ""
+        avoid = avoid if sequence.doubt is None else sequence.doubt.executor
+        if avoid and all(executor.name == avoid for executor in room.executors.values()):
+            room = Room.among(able, waiting.num_placed, avoid)  # those that are full, late or in doubt as well
+        chosen = self._placement(sequence, room, avoid)
         if chosen is not None and chosen.epoch != sequence.placed:
             room.move(sequence.placed, chosen.epoch)
             waiting.place(sequence, chosen.epoch)

@@ -44,22 +44,34 @@ class Room:
                 self.loads[epoch] += change
 
 
-PlacementRule = Callable[[Sequence, Room], ExecutorState | None]
+PlacementRule = Callable[[Sequence, Room, str], ExecutorState | None]
 
 
-def place(sequence: Sequence, room: Room) -> ExecutorState | None:
+def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | None:
     """On which executor a waiting sequence should run, None if none of those that may run it has a free lane.
 
     It goes where most of its prefix is cached, unless that executor is much busier than another (more than twice its
     sequences, and four); then to the least busy one. Where it waits already it stays (`sequence.placed`), as long as
     that holds.
+
+    Args:
+        avoid: name of an executor that it should not go to, if it can go to another.
     """
     executors, loads = room.executors, room.loads
     if len(executors) <= 1:
         return next(iter(executors.values()), None)
     most = 2 * min(loads.values()) + 4
-    if sequence.placed in executors and loads[sequence.placed] <= most + 1:  # it counts itself
-        return executors[sequence.placed]
+    placed = executors.get(sequence.placed)
+    if placed is not None and loads[sequence.placed] <= most + 1 and placed.name != avoid:  # it counts itself
+        return placed
     first_keys: dict[int, int] = {}
-    found = ((-executors[n].cached_tokens(sequence, first_keys), load, n) for n, load in loads.items() if load <= most)
-    return executors[min(found)[2]]
+    return min(
+        executors.values(),
+        key=lambda e: (
+            e.name == avoid,
+            loads[e.epoch] > most,
+            -e.cached_tokens(sequence, first_keys),
+            loads[e.epoch],
+            e.epoch,
+        ),
+    )
