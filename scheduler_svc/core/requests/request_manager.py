@@ -44,7 +44,9 @@ from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 RECONNECT_GRACE_S = 30.0
 LIFE_EVERY_S = 0.1
-MAX_A_TICK = 128  # requests that lose their reader, or their client, and announcements: the next tick comes at once
+MAX_ENDS_A_TICK = 64  # requests whose clients did not come back; others wait for the next tick, which comes at once
+MAX_LEFT_A_TICK = 128  # requests that lose their reader; likewise
+MAX_TOLD_A_TICK = 128  # announcements that were released together; likewise
 NO_LIFE = LifeRecord(0)
 AT_RISK = "requests accepted from now on would not survive the scheduler"
 
@@ -111,6 +113,7 @@ class RequestManager:
             self.table.check_new(submit)
             sequences = self._scheduler.add(submit, now)
         except RequestRejected as refusal:
+            refusal.with_traceback(None)  # its frames may refer to it: only the collector would free them
             self._counters.request_refused(refusal.code)
             self.outbox.refuse(peer, submit.request_id, refusal)
             return [
@@ -208,7 +211,7 @@ class RequestManager:
         for peer, _ in self.frontends.hanging(now):
             end = EndFrontend(peer, self.frontends.pid(peer))
             actions += [*self.gone(peer, "it hangs and is ended", now), end]
-        overdue = [*islice(self.table.late(now), MAX_A_TICK)]
+        overdue = [*islice(self.table.late(now), MAX_ENDS_A_TICK)]
         for late in overdue:
             actions.append(log_line("info", "request cancelled: its client did not come back", request=late.id))
             actions += self._cancel(late.id, -1, now)
@@ -224,7 +227,7 @@ class RequestManager:
         self._tell(self.group_commit.tick(now))
         if was_ok and self.group_commit.state is JournalState.FAILED:
             actions.append(log_line("error", "journal stuck", consequence=AT_RISK))
-        is_full = len(overdue) == MAX_A_TICK or len(let_go) >= MAX_OVER_A_TICK
+        is_full = len(overdue) == MAX_ENDS_A_TICK or len(let_go) >= MAX_OVER_A_TICK
         self.is_behind = is_full or bool(self._gone or self._untold)
         return actions
 
@@ -343,8 +346,8 @@ class RequestManager:
         """Leave some requests alone whose frontend is gone. A client that has attached to one meanwhile has it."""
         if not self._gone:
             return []
-        requests = [*islice(self.table.of_peer(self._gone[0]), MAX_A_TICK)]
-        if len(requests) < MAX_A_TICK:
+        requests = [*islice(self.table.of_peer(self._gone[0]), MAX_LEFT_A_TICK)]
+        if len(requests) < MAX_LEFT_A_TICK:
             self._gone.popleft()
         return self._leave_alone(requests, now)
 
@@ -376,7 +379,7 @@ class RequestManager:
             self._tell_some()
 
     def _tell_some(self) -> None:
-        for _ in range(min(MAX_A_TICK, len(self._untold))):
+        for _ in range(min(MAX_TOLD_A_TICK, len(self._untold))):
             announcement = self._untold.popleft()
             match announcement:
                 case StepOutput():
