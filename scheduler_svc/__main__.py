@@ -37,6 +37,7 @@ from scheduler_svc.server.addresses import listen, private_endpoint
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses, WorkerStart
+from scheduler_svc.server.garbage import spare_the_old
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.kv_events import KvEventOptions
 from scheduler_svc.server.store_folder import StoreFolder
@@ -216,6 +217,7 @@ def main(
 
 def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag") -> None:
     """Turn until a signal comes, and then until the frontends have ended; they let open answers end first."""
+    spare_the_old()
     while not stopping:
         if processes is not None:
             processes.tick(time.monotonic())

@@ -19,6 +19,7 @@ from benchmarks.scheduler.storm_machine import WEB, StormMachine
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import RETRY_AFTER_S, JournalState
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
+from scheduler_svc.server.garbage import spare_the_old
 
 GIVE_UP_S = 60.0  # of the machine's time
 AFTER_S = 3.0
@@ -124,9 +125,10 @@ OF_EXECUTORS = ("restart", "freeze", "network")
 
 def _begin(machine: StormMachine, waiting: int, *, is_resumable: bool = False, timeout_s: float | None = None) -> None:
     """Executors join, and a frontend sends so many requests."""
-    _plan(machine)
     machine.submit(waiting, is_resumable=is_resumable, timeout_s=timeout_s)
-    _pass(machine, 0.0)
+    if waiting:
+        _plan(machine)
+    _pass(machine, 1.0)
 
 
 def _lose_web(machine: StormMachine) -> None:
@@ -178,6 +180,7 @@ def measure(storm: str, num_executors: int, waiting: int, speed: float) -> dict[
 )
 def main(storm: tuple[str, ...], executors: tuple[int, ...], waiting: int, speed: float) -> None:
     """Have storms, and print what they cost."""
+    spare_the_old()
     for name in storm:
         for num_executors in executors if name in OF_EXECUTORS else [FEW_EXECUTORS]:
             print(json.dumps(measure(name, num_executors, waiting, speed)), flush=True)

@@ -105,7 +105,7 @@ class Core:
     @property
     def is_behind(self) -> bool:
         """Whether the last `tick` has left work for the next, which should come at once."""
-        return self.fleet.is_behind or self.scheduler.is_behind
+        return self.fleet.is_behind or self.scheduler.is_behind or self.requests.is_behind
 
     # --- frontends ---
 

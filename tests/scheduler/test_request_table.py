@@ -49,10 +49,10 @@ def end(requests, request, index=0, now=0.0):
 def test_a_request_is_open_until_its_last_sequence_has_ended(requests):
     request = add(requests, "a", n=2)
     end(requests, request, 1)
-    assert requests.of_peer(b"p") == [request]
+    assert [*requests.of_peer(b"p")] == [request]
     assert request.endings == [None, Ending("stop")]
     end(requests, request, 0, now=5.0)
-    assert requests.of_peer(b"p") == []
+    assert [*requests.of_peer(b"p")] == []
     assert (request.ended_at, request.peer) == (5.0, None)
     assert requests.find("a") is request, "its client may still come back for the rest"
     assert requests.find("b") is None
@@ -75,7 +75,7 @@ def test_a_frontend_is_told_its_own_open_requests(requests):
     mine = [add(requests, "a", peer=b"p"), add(requests, "b", peer=b"p")]
     add(requests, "c", peer=b"q")
     add(requests, "d", peer=None)
-    assert requests.of_peer(b"p") == mine
+    assert [*requests.of_peer(b"p")] == mine
     assert {request.id for request in requests.all()} == {"a", "b", "c", "d"}
 
 
@@ -83,11 +83,11 @@ def test_a_frontend_reads_what_clients_have_come_back_to_it_for(requests):
     first, second, third = (add(requests, name, peer=b"p") for name in "abc")
     requests.attach(second, b"q")
     requests.detach(third, 9.0, 0.0)
-    assert (requests.of_peer(b"p"), requests.of_peer(b"q")) == ([first], [second])
+    assert ([*requests.of_peer(b"p")], [*requests.of_peer(b"q")]) == ([first], [second])
     requests.attach(third, b"q")
-    assert requests.of_peer(b"q") == [second, third]
+    assert [*requests.of_peer(b"q")] == [second, third]
     end(requests, second)
-    assert requests.of_peer(b"q") == [third]
+    assert [*requests.of_peer(b"q")] == [third]
 
 
 def test_a_detached_request_is_late_when_its_time_is_up_unless_it_has_ended_or_is_read(requests):
@@ -95,21 +95,21 @@ def test_a_detached_request_is_late_when_its_time_is_up_unless_it_has_ended_or_i
     add(requests, "attached")
     for request in (late, ended, read):
         requests.detach(request, 30.0, 0.0)
-    assert requests.late(29.9) == []
+    assert [*requests.late(29.9)] == []
     end(requests, ended)
     requests.attach(read, b"q")
-    assert requests.late(30.0) == [late]
+    assert [*requests.late(30.0)] == [late]
     requests.detach(late, 30.0, 1.0)
-    assert (requests.late(30.9), requests.late(31.0)) == ([], [late])
+    assert ([*requests.late(30.9)], [*requests.late(31.0)]) == ([], [late])
 
 
 def test_those_that_wait_longer_do_not_hide_those_that_wait_shorter(requests):
     long, short = add(requests, "long", peer=None), add(requests, "short")
     requests.detach(long, 120.0, 0.0)
     requests.detach(short, 30.0, 5.0)
-    assert (requests.late(34.9), requests.late(35.0), requests.late(119.9)) == ([], [short], [short])
+    assert ([*requests.late(34.9)], [*requests.late(35.0)], [*requests.late(119.9)]) == ([], [short], [short])
     requests.paused(100.0)
-    assert (requests.late(134.9), requests.late(135.0)) == ([], [short])
+    assert ([*requests.late(134.9)], [*requests.late(135.0)]) == ([], [short])
 
 
 def test_what_the_journal_brought_back_counts_for_its_client_once_the_client_is_back(requests):

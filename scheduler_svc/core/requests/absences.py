@@ -1,6 +1,7 @@
 """Which requests wait for their clients, and until when. Pure: the time is the caller's."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import takewhile
 
 
@@ -27,13 +28,11 @@ class Absences:
         for until in self._until.values():
             until.pop(request_id, None)
 
-    def late(self, now: float) -> list[str]:
+    def late(self, now: float) -> Iterator[str]:
         """Requests whose time is up."""
-        return [
-            request_id
-            for until in self._until.values()
-            for request_id, _ in takewhile(lambda entry: entry[1] <= now, until.items())
-        ]
+        for until in self._until.values():
+            for request_id, _ in takewhile(lambda entry: entry[1] <= now, until.items()):
+                yield request_id
 
     def paused(self, seconds: float) -> None:
         """The caller has not run for so long: clients may need that long to come back."""

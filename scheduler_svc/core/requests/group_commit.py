@@ -201,6 +201,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
         self._number = first_number
         self._version = 1  # that the journal needs
         self._entries: deque[_Entry[AnyAnnouncement]] = deque()  # for the next batches
+        self._dropped: deque[_Entry[AnyAnnouncement]] = deque()  # nobody wants these: to free them takes a while
         self._coming: set[str] = set()  # requests with a RequestRecord among these
         self._pieces: Iterator[AnyRecord] | None = None  # what a journal that is begun anew still lacks
         self._begun_at = float("-inf")  # when the last batch was handed over
@@ -306,6 +307,8 @@ class GroupCommit(Generic[AnyAnnouncement]):
 
     def tick(self, now: float) -> list[AnyAnnouncement]:
         """Give up a batch that is stuck. Returns what may be told then: everything."""
+        for _ in range(min(MAX_BATCH_RECORDS, len(self._dropped))):
+            self._dropped.popleft()
         write = self._write
         if write is None or self._phase is JournalPhase.STUCK or now - write.since <= write.limit_s:
             return []
@@ -383,7 +386,8 @@ class GroupCommit(Generic[AnyAnnouncement]):
         announcements = [*write.announcements] if write is not None else []
         for entry in self._entries:
             announcements += entry.announcements
-        self._entries.clear()
+        self._dropped += self._entries
+        self._entries = deque()
         self._coming.clear()
         self._pieces = None
         self._phase = phase

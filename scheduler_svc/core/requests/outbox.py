@@ -16,7 +16,7 @@ from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
 
 MAX_ANSWERS = 10_000  # that wait for one frontend
 MAX_TOKEN_BYTES_A_MESSAGE = 4 * 2**20  # of tokens, log-probabilities and pooled results; a message has 64 MiB at most
-MAX_STREAMS_A_MESSAGE = 2**14  # each adds some hundred bytes, an error some thousand
+MAX_STREAMS_A_MESSAGE = 2**10  # each takes some microseconds, and some hundred bytes, an error some thousand
 
 
 class Outbox:

@@ -4,7 +4,9 @@ What is to be told of a request passes the group commit (on disk first), if its 
 waits in the outbox for its reader.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 import msgspec
 
@@ -35,12 +37,16 @@ from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.recovery import CrashCount, life_record, of_this_tokenizer, remembered, restored
 from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
+from scheduler_svc.core.requests.retention import MAX_OVER_A_TICK
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, can_return
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 RECONNECT_GRACE_S = 30.0
 LIFE_EVERY_S = 0.1
+MAX_ENDS_A_TICK = 64  # requests whose clients did not come back; others wait for the next tick, which comes at once
+MAX_LEFT_A_TICK = 128  # requests that lose their reader; likewise
+MAX_TOLD_A_TICK = 128  # announcements that were released together; likewise
 NO_LIFE = LifeRecord(0)
 AT_RISK = "requests accepted from now on would not survive the scheduler"
 
@@ -62,6 +68,7 @@ class RequestManager:
         table: the requests that are open or retained.
         group_commit: holds announcements back until the journal has their records.
         outbox: what waits for frontends.
+        is_behind: whether the last `tick` has left work for the next.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class RequestManager:
     ) -> None:
         self.frontends = Frontends()
         self.outbox = Outbox()
+        self.is_behind = False
         self.table = RequestTable()
         self.group_commit: GroupCommit[Announcement] = GroupCommit(journal, first_batch)
         self._scheduler = scheduler
@@ -89,6 +97,8 @@ class RequestManager:
         self._crash_count = CrashCount()
         self._life_noted: LifeRecord | None = NO_LIFE  # None: it has to be noted again
         self._life_due = float("-inf")
+        self._gone: deque[Peer] = deque()  # frontends that still have requests in the table
+        self._untold: deque[Announcement] = deque()
 
     # --- what frontends say ---
 
@@ -103,6 +113,7 @@ class RequestManager:
             self.table.check_new(submit)
             sequences = self._scheduler.add(submit, now)
         except RequestRejected as refusal:
+            refusal.with_traceback(None)  # its frames may refer to it: only the collector would free them
             self._counters.request_refused(refusal.code)
             self.outbox.refuse(peer, submit.request_id, refusal)
             return [
@@ -150,7 +161,7 @@ class RequestManager:
         The frontend may not know that another one reads the request by now; then nothing is cancelled.
         """
         request = self.table.find(request_id)
-        if request is None or request.peer not in (peer, None):
+        if request is None or (request.peer != peer and request.peer in self.frontends):
             return []
         return self._cancel(request_id, index, now)
 
@@ -158,11 +169,12 @@ class RequestManager:
         """The connection to a frontend broke: its requests have no reader until a client comes back."""
         if not self.frontends.remove(peer):
             return []
-        requests = self.table.of_peer(peer)
+        num_requests = self.table.num_of_peer(peer)
         self.outbox.forget(peer)
-        level: Level = "warning" if requests else "info"
-        noted = log_line(level, "frontend gone", peer=peer.hex(), reason=reason, requests_detached=len(requests))
-        return [noted, *self._leave_alone(requests, now)]
+        self._gone.append(peer)
+        level: Level = "warning" if num_requests else "info"
+        noted = log_line(level, "frontend gone", peer=peer.hex(), reason=reason, requests_detached=num_requests)
+        return [noted, *(self._leave_some(now) if len(self._gone) == 1 else [])]
 
     # --- what the scheduler gives ---
 
@@ -173,7 +185,7 @@ class RequestManager:
         for end in output.ends:
             self.table.ended(end, now)
         if plain is not None:
-            self.outbox.push(plain)
+            self._tell([plain])
         if journaled is not None:
             self._note(step_records(journaled), [journaled], now)
 
@@ -189,18 +201,22 @@ class RequestManager:
         return log_lines.failures(ends)
 
     def tick(self, now: float) -> list[Action]:
-        """End what is late: frontends that hang, requests whose client did not come back, a journal that is stuck."""
-        actions: list[Action] = []
+        """End what is late: frontends that hang, requests whose client did not come back, a journal that is stuck.
+        Go on with what has been left."""
+        actions = self._leave_some(now)
+        self._tell_some()
         for peer, silence_s in self.frontends.newly_silent(now):  # it is busy, or frozen: nothing ends for that
             facts = {"peer": peer.hex(), "pid": self.frontends.pid(peer), "silent_s": round(silence_s, 1)}
             actions.append(log_line("warning", "frontend silent", **facts))
         for peer, _ in self.frontends.hanging(now):
             end = EndFrontend(peer, self.frontends.pid(peer))
             actions += [*self.gone(peer, "it hangs and is ended", now), end]
-        for late in self.table.late(now):
+        overdue = [*islice(self.table.late(now), MAX_ENDS_A_TICK)]
+        for late in overdue:
             actions.append(log_line("info", "request cancelled: its client did not come back", request=late.id))
             actions += self._cancel(late.id, -1, now)
-        for request_id in self.table.let_go(now):
+        let_go = self.table.let_go(now)
+        for request_id in let_go:
             self.group_commit.let_go(request_id)
         overgrown = self.group_commit.overgrown()
         if self._crash_count.survived(now) or overgrown == LIFE:
@@ -211,6 +227,8 @@ class RequestManager:
         self._tell(self.group_commit.tick(now))
         if was_ok and self.group_commit.state is JournalState.FAILED:
             actions.append(log_line("error", "journal stuck", consequence=AT_RISK))
+        is_full = len(overdue) == MAX_ENDS_A_TICK or len(let_go) >= MAX_OVER_A_TICK
+        self.is_behind = is_full or bool(self._gone or self._untold)
         return actions
 
     def paused(self, seconds: float, now: float) -> None:
@@ -324,6 +342,15 @@ class RequestManager:
             if (life := self._life(now)) != before:
                 self._note([life], [], now)
 
+    def _leave_some(self, now: float) -> list[Action]:
+        """Leave some requests alone whose frontend is gone. A client that has attached to one meanwhile has it."""
+        if not self._gone:
+            return []
+        requests = [*islice(self.table.of_peer(self._gone[0]), MAX_LEFT_A_TICK)]
+        if len(requests) < MAX_LEFT_A_TICK:
+            self._gone.popleft()
+        return self._leave_alone(requests, now)
+
     def _leave_alone(self, requests: list[Request], now: float) -> list[Action]:
         """These requests have lost their reader: cancel them when the grace is over, or now if there is none."""
         actions: list[Action] = []
@@ -344,9 +371,16 @@ class RequestManager:
     def _note(self, records: list[AnyRecord], announcements: list[Announcement], now: float) -> None:
         self._tell(self.group_commit.add(records, announcements, now))
 
-    def _tell(self, announcements: list[Announcement]) -> None:
-        """What these announcements say is on disk, or need not be: put them into the outbox."""
-        for announcement in announcements:
+    def _tell(self, announcements: Iterable[Announcement]) -> None:
+        """What these announcements say is on disk, or need not be: put them into the outbox, after all before them."""
+        is_first = not self._untold
+        self._untold += announcements
+        if is_first:
+            self._tell_some()
+
+    def _tell_some(self) -> None:
+        for _ in range(min(MAX_TOLD_A_TICK, len(self._untold))):
+            announcement = self._untold.popleft()
             match announcement:
                 case StepOutput():
                     self.outbox.push(announcement)

@@ -8,7 +8,7 @@ finds the rest; one that no client can come back for is forgotten then.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from common.errors import RequestRejected
@@ -114,9 +114,13 @@ class RequestTable:
         """All requests, in no order that matters."""
         return [*self._retained.values(), *self._open.values()]
 
-    def of_peer(self, peer: Peer) -> list[Request]:
+    def num_of_peer(self, peer: Peer) -> int:
+        """How many open requests this frontend reads."""
+        return len(self._by_peer.get(peer, {}))
+
+    def of_peer(self, peer: Peer) -> Iterator[Request]:
         """Open requests that this frontend reads, in the order in which it began to."""
-        return list(self._by_peer.get(peer, {}).values())
+        return iter(self._by_peer.get(peer, {}).values())
 
     def num_counted(self, client: str) -> int:
         """Open requests of a client that count for its limit."""
@@ -171,16 +175,16 @@ class RequestTable:
             _count_down(self._clients, request.submit.client)
             self._retain(request, now)
 
-    def late(self, now: float) -> list[Request]:
+    def late(self, now: float) -> Iterator[Request]:
         """Detached requests whose client did not come back in time."""
-        return [self._open[request_id] for request_id in self._absences.late(now)]
+        return (self._open[request_id] for request_id in self._absences.late(now))
 
     def paused(self, seconds: float) -> None:
         """The caller has not run for so long, and could not hear of clients that came back."""
         self._absences.paused(seconds)
 
     def let_go(self, now: float) -> list[str]:
-        """Forget what has been retained long enough, or is too much. Returns the ids."""
+        """Forget what has been retained long enough (see `Retention.let_go`), or is too much. Returns the ids."""
         gone = self._retention.let_go(now)
         for request_id in gone:
             del self._retained[request_id]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 RETAIN_S = 300.0
 MAX_RETAINED = 10_000  # requests that have ended, held ones among them
+MAX_OVER_A_TICK = 256  # requests that are let go because their time is over; others wait for the next tick
 MAX_RETAINED_BYTES = 128 * 2**20  # of their tokens, log-probabilities and constraints
 
 
@@ -66,15 +67,18 @@ class Retention:
         self._put(name, whole)
 
     def let_go(self, now: float) -> list[str]:
-        """Forget what has been retained long enough, or is too much. Returns the ids."""
+        """Forget what is too much, and some of what has been retained long enough. Returns the ids."""
         gone: list[str] = []
-        while self._over and (self._is_too_much or next(iter(self._over.values())).ended_at + RETAIN_S <= now):
+        while self._over and (self._is_too_much or (len(gone) < MAX_OVER_A_TICK and self._is_oldest_over(now))):
             gone += self._forget(self._over.popitem(last=False)[1])
         while self._held and self._is_too_much:
             name, whole = self._held.popitem(last=False)
             gone += self._forget(whole)
             self._open[name] = whole
         return gone
+
+    def _is_oldest_over(self, now: float) -> bool:
+        return next(iter(self._over.values())).ended_at + RETAIN_S <= now
 
     @property
     def _is_too_much(self) -> bool:

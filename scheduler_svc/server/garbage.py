@@ -1,0 +1,16 @@
+"""How the core's process looks for garbage that refers to itself."""
+
+import gc
+
+NEVER = 2**31 - 1
+
+
+def spare_the_old() -> None:
+    """Look for garbage only among what was made lately.
+
+    To look through the state of 10,000 requests takes 0.1 to 0.2 s, in which the core answers nobody, and finds
+    nothing: what the core makes does not refer to itself (tests/scheduler/test_garbage.py).
+    """
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, NEVER)
