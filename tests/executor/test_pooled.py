@@ -308,7 +308,7 @@ def test_what_is_no_number_ends_its_request(checkpoint: Make) -> None:
         runner._model._norm.fill_(float("nan"))
     (answer,) = serve([(runner, limits)], [submit("p", [1, 2], 1, pooling="hidden")]).values()
     assert answer.end is not None
-    assert (answer.end.code, answer.pooled) == ("no_result", b"")
+    assert (answer.end.code, answer.pooled) == ("internal_error", b"")
 
 
 # --- checkpoints of embedding models ---

@@ -161,7 +161,7 @@ class RequestManager:
         The frontend may not know that another one reads the request by now; then nothing is cancelled.
         """
         request = self.table.find(request_id)
-        if request is None or (request.peer != peer and request.peer in self.frontends):
+        if request is None or (request.peer not in (peer, None) and request.peer in self.frontends):
             return []
         return self._cancel(request_id, index, now)
 

@@ -36,6 +36,7 @@ const CAUSES = {
   hung: "its step hung",
   step_failed: "its step failed",
   untrusted: "its answers could not be trusted",
+  no_numbers: "its scores were no numbers",
   drained: "it was drained",
   restarted: "it joined again by itself",
   shutdown: "the scheduler stops",
