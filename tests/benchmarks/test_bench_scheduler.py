@@ -54,11 +54,11 @@ SLOW_EDGES = ("stop-tokens", "cancels", "outlier", "mixed-max-tokens")
 @pytest.mark.parametrize(
     "case", ["stop-strings", "cold-start", *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_EDGES)]
 )
-def test_looking_ahead_costs_at_most_a_tenth_of_the_steps_and_saves_work(case):
+def test_looking_ahead_costs_at_most_an_eighth_of_the_steps_and_saves_work(case):
     ahead = run("--workload", "edges", "--case", case)
     blind = run("--workload", "edges", "--case", case, "--no-look-ahead")
     assert ahead["output_tokens"] <= 1.01 * blind["output_tokens"]
-    assert ahead["steps"] <= 1.1 * blind["steps"]
+    assert ahead["steps"] <= 1.125 * blind["steps"]
     assert ahead["preemptions"] < blind["preemptions"]
     assert ahead["mean_running"] == pytest.approx(ahead["output_tokens"] / ahead["steps"], rel=0.05)
 
