@@ -22,6 +22,7 @@ TURN_S = 0.0002  # from a message's arrival to the turn that takes it
 SHORTEST_WAIT_S = 1e-6  # a wait that is lost in the rounding of the time would be waited for ever
 TURNS_A_CHECK = 9  # of a few executors; the more there are, the longer a check takes
 LONGEST_TURN_S = 0.02
+FEW = 4  # executors: the more there are, the more seldom what they leave is looked at
 RESTART_S = 0.1
 
 # CPU seconds of operations, as a slow machine needs them: a turn takes virtual time, and a seed stays the same run.
@@ -235,6 +236,7 @@ class _WatchedCore(Core):
         self._witness = witness
         self._switch = switch
         self._cpu_s = 0.0
+        self._num_looks = 0
 
     def cpu_clock(self) -> float:
         """CPU seconds that this life has used."""
@@ -274,7 +276,9 @@ class _WatchedCore(Core):
             self._cpu_s += PLAN_S
             self._witness.planned(self, action)
             yield action
-        self._witness.planned_all(self, now)
+        self._num_looks += 1
+        if self._num_looks % max(1, len(self.fleet) // FEW) == 0:
+            self._witness.planned_all(self, now)
 
     def _ended(self, ended: f.EpochEnded, now: float) -> list[Action]:
         self._witness.adoptions.ended(self.scheduler.executor(ended.epoch), ended.cause)

@@ -35,6 +35,7 @@ from tests.support.pool_limits import TASKS
 
 FLEET = 64  # executors of a large fleet; the largest has as many as there may be
 FLEETS_EVERY = 200  # seeds
+LARGEST_EVERY = 16  # of these
 LIMIT_S = 400.0  # of virtual time: by then the longest wait is over, that for a first step that never ends
 LOOK_S = 0.15  # between two looks whether the run is over
 NEAR_CAPACITIES = (6, 1000)  # messages on their way to a frontend
@@ -136,7 +137,7 @@ class Simulation:
         processes = (self.disk, self.machine, self.witness, self._kill_frontend)
         self.service = Service(world, self._config(), *ports, *processes)
         num_executors = rng.randint(*profile.executors)
-        if num_executors == FLEET and seed % 4 == 3:
+        if num_executors == FLEET and seed // FLEETS_EVERY % LARGEST_EVERY == LARGEST_EVERY - 1:
             num_executors = MAX_MEMBERS
         builds = [self.builds[i % len(self.builds)] for i in range(num_executors)]
         pace = Pace(rng.choice(profile.step_s), rng.choice([0.0, 0.0005]), late_s=rng.uniform(0.3, 3.0))
