@@ -19,7 +19,7 @@ from scheduler_svc.core.actions import Peer, Sent, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.event_loop import EventLoop
-from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch, JournalState
+from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch, JournalResult, JournalState
 from scheduler_svc.core.requests.journal_records import RequestRecord
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 
@@ -102,9 +102,9 @@ class StormDisk:
         """What is being written fails, and the disk goes on."""
         self.is_stopped, self._failed, self._written = False, self._written, []
 
-    def results(self) -> list[BatchSaved | BatchFailed]:
+    def results(self) -> list[JournalResult]:
         """See `event_loop.JournalWriter`."""
-        results: list[BatchSaved | BatchFailed] = [BatchFailed(number, "it was to fail") for number in self._failed]
+        results: list[JournalResult] = [BatchFailed(number, "it was to fail") for number in self._failed]
         self._failed = []
         if not self.is_stopped:
             results += map(BatchSaved, self._written)
