@@ -77,3 +77,18 @@ def test_a_turn_times_each_reason_to_wait():
         (why, waiting, 64 + waiting) for why in ("lanes", "memory", "pool") for waiting in (0, 50)
     ]
     assert all(f["us_turn_p50"] > 0 for f in figures)
+
+
+def test_storms_of_few_requests_pass():
+    command = [sys.executable, BENCHMARKS / "bench_storms.py", "--executors", "2", "--waiting", "50"]
+    command += ["--storm", "restart", "--storm", "network", "--storm", "attaches", "--storm", "cancels"]
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout.splitlines()
+    figures = [json.loads(line) for line in lines]
+    assert [(f["storm"], f["executors"]) for f in figures] == [
+        ("restart", 2),
+        ("network", 2),
+        ("attaches", 8),
+        ("cancels", 8),
+    ]
+    assert all(f["ms_turn_max"] > 0 for f in figures)
+    assert all(f["s_planning"] > 0 for f in figures[:2])

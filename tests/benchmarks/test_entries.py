@@ -31,6 +31,7 @@ NAMES = [
     "service",
     "start",
     "store",
+    "storms",
     "turn",
 ]
 

@@ -1,4 +1,4 @@
-"""What the core makes does not refer to itself: it is gone without the collector, which does not look at the old."""
+"""What the core makes does not refer to itself: it is gone without the collector, which spares what is old."""
 
 import gc
 

@@ -1,16 +1,20 @@
-"""What a turn of the core costs does not grow with the requests that are open and do not move."""
+"""What a turn of the core costs does not grow with the requests that are open, or with those that end at once."""
 
 from array import array
 
 import pytest
 
 from common import messages as m
-from scheduler_svc.core.requests.group_commit import JournalState
+from scheduler_svc.core.requests.group_commit import BatchFailed, JournalState
+from scheduler_svc.core.requests.request_manager import MAX_TOLD_A_TICK
+from scheduler_svc.core.requests.retention import RETAIN_S
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from tests.support.instructions import instructions_of
 from tests.support.service import PROMPT, Service, restart
 
 FEW, MANY = 1_000, 10_000
+STORM, LARGER_STORM = 400, 1200  # requests: more than a tick takes of anything
+GRACE_S = 0.5  # of requests whose frontend is gone, in storms
 WEB, OTHER = b"web", b"other"
 
 
@@ -69,3 +73,74 @@ def test_a_turn_costs_the_same_among_any_number_of_open_requests(move):
         costs.append(instructions_of(turn))
     few, many = costs
     assert many <= few + FEW // 20, "and not one instruction for each of the open requests"
+
+
+def stormy(num_requests):
+    """A core with so many requests of one frontend."""
+    service = Service(JournalState.OK, scheduler=SchedulerConfig(max_waiting=MANY), reconnect_grace_s=GRACE_S)
+    for i in range(num_requests):
+        service.core.from_frontend(OTHER, submit(f"r{i}"), 0.0)
+    return service
+
+
+def ticks(core, now):
+    """What each tick costs until nothing is left to do."""
+    costs = [instructions_of(lambda: core.tick(now))]
+    while core.is_behind:
+        costs.append(instructions_of(lambda: core.tick(now)))
+    return costs
+
+
+def costs_of_a_lost_frontend(num_requests):
+    """What the most costly tick costs that detaches, cancels and forgets so many requests."""
+    service = stormy(num_requests)
+    service.write_all()
+    core, table = service.core, service.core.requests.table
+    detaching = [instructions_of(lambda: core.frontend_gone(OTHER, 0.0)), *ticks(core, 0.0)]
+    assert {request.peer for request in table.all()} == {None}
+    cancelling = ticks(core, 0.9)
+    assert (table.num_open, len(table.all())) == (0, num_requests)
+    forgetting = ticks(core, 1.0 + RETAIN_S)
+    assert table.all() == []
+    return [max(costs) for costs in (detaching, cancelling, forgetting)]
+
+
+def test_what_a_frontend_leaves_is_done_in_pieces():
+    for some, more in zip(*map(costs_of_a_lost_frontend, (STORM, LARGER_STORM)), strict=True):
+        assert more < 1.25 * some
+
+
+def test_a_client_that_comes_back_before_its_request_is_detached_keeps_it():
+    service = stormy(STORM)
+    service.write_all()
+    core, last = service.core, f"r{STORM - 1}"
+    core.frontend_gone(OTHER, 0.0)
+    core.from_frontend(WEB, m.Attach(request_id=last), 0.0)
+    ticks(core, 0.0)
+    ticks(core, 0.9)
+    assert core.requests.table.num_open == 1
+    assert core.requests.table.find(last).peer == WEB
+
+
+def test_another_frontend_cancels_a_request_whose_frontend_is_gone_before_it_is_detached():
+    service = stormy(STORM)
+    core, last = service.core, f"r{STORM - 1}"
+    core.frontend_gone(OTHER, 0.0)
+    core.from_frontend(WEB, m.Cancel(request_id=last), 0.0)
+    assert core.requests.table.num_open == STORM - 1
+
+
+def test_what_a_failed_journal_releases_is_told_in_pieces_and_in_order():
+    service, told = stormy(STORM), []
+    core = service.core
+    core.batch_written(BatchFailed(core.next_batch(1.0).number, "full"), 1.0)
+    core.from_frontend(OTHER, submit("later"), 1.0)
+    while len(told) < STORM + 1:
+        num_before = len(told)
+        while (message := core.next_output(OTHER)) is not None:
+            core.output_sent(OTHER)
+            told += message.request_ids
+        assert 0 < len(told) - num_before <= MAX_TOLD_A_TICK
+        core.tick(1.0)
+    assert told == [*(f"r{i}" for i in range(STORM)), "later"]
+    assert not core.is_behind

@@ -22,7 +22,7 @@ class Frontends:
     def __len__(self) -> int:
         return len(self._last_heard)
 
-    def __contains__(self, peer: Peer) -> bool:
+    def __contains__(self, peer: Peer | None) -> bool:
         return peer in self._last_heard
 
     def heard(self, peer: Peer, now: float) -> bool:
