@@ -262,7 +262,7 @@ class _WatchedCore(Core):
 
     def tick(self, now: float) -> list[Action]:
         """The core has just heard which connections broke, or of some of them."""
-        self._witness.lost(self, self._switch.peers, now)
+        self._witness.lost(self, self._switch.peers)
         num_members, num_open = len(self.fleet), sum(1 for _ in self.scheduler)
         actions = super().tick(now)
         self._cpu_s += TICK_S + MEMBER_S * num_members + EPOCH_END_S * (num_members - len(self.fleet))

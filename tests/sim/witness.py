@@ -24,7 +24,7 @@ from tests.sim.token_book import TokenBook
 from tests.sim.world import World
 
 NOTICE_S = 0.3  # core and client do not learn of a broken connection at the same time
-HEARS_S = 0.5  # from a broken connection to the turn that takes it, behind others
+HEARS_WITHIN = 100  # turns from a broken connection to the one that takes it, after others
 NOTICE_LOSS_S = STUCK_AFTER_S + 1.0  # it may be that the disk is stuck before the journal can be begun anew
 FAILURES_ALLOWED = 2  # in a row; one more ends a sequence
 WHOLE_EXECUTOR = ("disconnected", "silent")  # it is not known which of its plans it was
@@ -165,7 +165,9 @@ class Witness:
         self.tokens = TokenBook(self._world, self.moments)
         self._last_turn, self._forgiving_until = now, -math.inf
         self._remembered: tuple[ExecutorRecord, ...] = ()  # executors of earlier lives
-        self._gone_at: dict[Peer, float] = {}  # members whose connection broke, and which the core has not ended yet
+        self._gone: dict[
+            Peer, int
+        ] = {}  # members whose connection broke, and for how many turns the core has not seen it
         self.libraries.started()
         self.pools.started()
         self.adoptions.started()
@@ -360,12 +362,12 @@ class Witness:
         """An executor said something."""
         self._heard[peer] = now
 
-    def lost(self, core: Core, connected: list[Peer], now: float) -> None:
+    def lost(self, core: Core, connected: list[Peer]) -> None:
         """It has heard whose connections broke, or of some of them; these executors are connected."""
         peers = set(connected)
         gone = [member.peer for member in core.fleet if member.peer not in peers]
-        self._gone_at = {peer: self._gone_at.get(peer, now) for peer in gone}
-        assert all(now - at < HEARS_S for at in self._gone_at.values()), "an executor is gone and still in the fleet"
+        self._gone = {peer: self._gone.get(peer, 0) + 1 for peer in gone}
+        assert all(turns < HEARS_WITHIN for turns in self._gone.values()), "an executor is gone and still in the fleet"
 
     def look(self, core: Core, now: float) -> None:
         """A look at a moment between two turns."""
