@@ -36,13 +36,9 @@ class BlockManager(BlockBooks):
         self._block_bytes = TOKEN_BYTES * block_size
         self._hash = hash_function
 
-    def first_key(self, salt: bytes, raw: bytes) -> int:
-        """Key that the first block of a sequence has, if it is full.
-
-        Args:
-            raw: its content, int32 bytes.
-        """
-        return self._hash(salt + raw, 0)
+    def first_key(self, content: bytes) -> int:
+        """Key of a first block with this content: the sequence's salt, and its tokens as int32 bytes."""
+        return self._hash(content, 0)
 
     def has_key(self, key: int) -> bool:
         """Whether a block with this key is published."""

@@ -158,14 +158,15 @@ class ExecutorState:
         Args:
             first_keys: of the sequence's first block, by block size; is filled, so that several executors share it.
         """
-        size, tail, salt = self.limits.block_size, sequence.tail, sequence.cache_salt.encode()
+        size, tail = self.limits.block_size, sequence.tail
         if (first_key := first_keys.get(size)) is None:
-            first_key = first_keys[size] = self.blocks.first_key(salt, sequence.tokens[:size].tobytes())
+            content = sequence.cache_salt.encode() + sequence.tokens[:size].tobytes()
+            first_key = first_keys[size] = self.blocks.first_key(content)
         num_hits = 0
         if self.blocks.has_key(first_key):
-            num_hits = len(self.blocks.match(BlockTable(salt), sequence.tokens.tobytes()))
+            num_hits = len(self.blocks.match(BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()))
         in_tail = tail.num_valid if tail is not None and tail.origin == self.origin and num_hits >= tail.first else 0
-        return max(num_hits * self.limits.block_size, in_tail)
+        return max(num_hits * size, in_tail)
 
     def planned(self, step: int | None) -> dict[Sequence, int]:
         """The sequences of a plan in flight, or of all, and before which position the last of their rows ends:

@@ -64,14 +64,10 @@ def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | No
     placed = executors.get(sequence.placed)
     if placed is not None and loads[sequence.placed] <= most + 1 and placed.name != avoid:  # it counts itself
         return placed
+    free = [n for n, load in loads.items() if load <= most]
+    if avoid:
+        others = [n for n in loads if executors[n].name != avoid]
+        free = [n for n in others if n in free] or others or free
     first_keys: dict[int, int] = {}
-    return min(
-        executors.values(),
-        key=lambda e: (
-            e.name == avoid,
-            loads[e.epoch] > most,
-            -e.cached_tokens(sequence, first_keys),
-            loads[e.epoch],
-            e.epoch,
-        ),
-    )
+    cached = {n: tokens for n in free if (tokens := executors[n].cached_tokens(sequence, first_keys))}
+    return executors[min(cached or free, key=lambda n: (-cached.get(n, 0), loads[n], n))]
