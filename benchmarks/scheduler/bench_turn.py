@@ -187,7 +187,8 @@ class BusyCore:
             )
             for i in range(count)
         ]
-        self._turn()
+        while self._frontends.incoming:  # a turn takes what it has time for
+            self._turn()
 
     def _answered_turn(self) -> float:
         """A turn in which the answer to the oldest plan is there. Returns its seconds."""
