@@ -160,7 +160,7 @@ def test_an_executor_that_computes_no_numbers_attracts_nobody():
     """It answers at once, and is the idlest; one client alone does not get it out, but it is asked no more."""
     service = broken(20, ["alice"])
     assert [member.hello.executor for member in service.core.fleet] == ["broken", "good"]
-    assert service.core.scheduler.stats.numberless == 1
+    assert service.metric("baton_rows_without_numbers_total") == 1
     assert len(service.events("scores are no numbers")) == 1
 
 

@@ -129,6 +129,7 @@ class StatusReporter:
             queried_prompt_tokens=stats.queried_prompt_tokens,
             strikes=stats.strikes,
             struck_out=stats.struck_out,
+            numberless=stats.numberless,
             model_changes=stats.model_changes,
             journal_bytes=io_counts.journal_bytes,
             journal_batches=group_commit.num_batches,
