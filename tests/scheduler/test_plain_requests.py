@@ -175,3 +175,19 @@ def test_what_comes_later_is_served_later_over_lives():
     after.submit("b", priority=99)
     first, second = sorted(after.core.scheduler, key=lambda sequence: sequence.rank)
     assert (first.request_id, second.request_id) == ("a", "b")
+
+
+def test_a_journal_without_requests_lets_its_batches_go():
+    """What is known of executors is written again, so that it does not keep all that came since."""
+    service = Service(JournalState.OK)
+    service.join("one")
+    kept = []
+    for i in range(300):
+        service.submit(f"r{i}", is_resumable=True)
+        service.turn()
+        batch = service.core.next_batch(service.now + 1.0)
+        service.now += RETAIN_S + 1.0
+        service.do(service.core.batch_written(BatchSaved(batch.number), service.now))
+        service.do(service.core.tick(service.now))
+        kept.append(batch.number - batch.keep_from)
+    assert max(kept[50:]) < 80

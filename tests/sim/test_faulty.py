@@ -117,9 +117,9 @@ def does_not_begin_anew_after_a_failure(monkeypatch):
 def restores_without_the_last_token(monkeypatch):
     restore = Scheduler.restore
 
-    def forgetful(self, submit, arrival, earlier, *others):
+    def forgetful(self, submit, arrival, earlier, *others, **more):
         cut = [replace(had, output=replace(had.output, token_ids=had.output.token_ids[:-4])) for had in earlier]
-        return restore(self, submit, arrival, cut, *others)
+        return restore(self, submit, arrival, cut, *others, **more)
 
     monkeypatch.setattr(Scheduler, "restore", forgetful)
 

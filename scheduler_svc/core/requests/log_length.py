@@ -6,6 +6,7 @@ from typing import NamedTuple
 from scheduler_svc.core.requests.journal_records import AnyRecord, LifeRecord, RequestRecord
 
 LIFE = ""  # in place of a request's id: the LifeRecord
+LIFE_KEEPS = 64  # batches that are kept for nothing else, until it is written again
 
 
 class _Row(NamedTuple):
@@ -28,6 +29,7 @@ class LogLength:
         self._live_bytes = 0  # of those
         self._sizes: deque[tuple[int, int]] = deque()  # batches that are kept, and their bytes
         self._num_bytes = 0
+        self._number = 0  # of the last batch
 
     @property
     def has_requests(self) -> bool:
@@ -37,8 +39,15 @@ class LogLength:
     @property
     def overgrown(self) -> str | None:
         """The request whose RequestRecord is oldest, or LIFE, if the log is too long."""
+        rows = iter(self._rows.items())
+        oldest, row = next(rows, (None, None))
+        if oldest == LIFE and row is not None:
+            _, following = next(rows, ("", None))
+            needed_from = self._number if following is None else following.number
+            if needed_from - row.number > LIFE_KEEPS:
+                return LIFE
         is_long = self._num_bytes > max(self._max_bytes, 4 * self._live_bytes)
-        return next(iter(self._rows), None) if is_long else None
+        return oldest if is_long else None
 
     def add(self, number: int, records: list[AnyRecord], num_bytes: int) -> int:
         """A batch with these records is handed over. Returns the number of the first batch that is needed."""
@@ -48,6 +57,7 @@ class LogLength:
                 self.forget(name)
                 self._rows[name] = _Row(number, record.num_bytes)
                 self._live_bytes += record.num_bytes
+        self._number = number
         keep_from = next((row.number for row in self._rows.values()), number)
         self._sizes.append((number, num_bytes))
         self._num_bytes += num_bytes
