@@ -187,8 +187,9 @@ class BusyCore:
             )
             for i in range(count)
         ]
-        while self._frontends.incoming:  # a turn takes what it has time for
-            self._turn()
+        while self._frontends.incoming:  # a turn takes what it has time for; the clock stands, as no answer comes
+            self._loop.turn()
+            self._frontends.sent.clear()
 
     def _answered_turn(self) -> float:
         """A turn in which the answer to the oldest plan is there. Returns its seconds."""
