@@ -140,7 +140,7 @@ def _lose_web(machine: StormMachine) -> None:
 def _pass(machine: StormMachine, seconds: float) -> None:
     """Take turns for so long at least, and until all that has come is taken in."""
     until = machine.now + seconds
-    while machine.now < until or machine.web.incoming or machine.core.is_behind:
+    while machine.now < until or machine.web.incoming or machine.loop.is_behind:
         machine.turn()
 
 

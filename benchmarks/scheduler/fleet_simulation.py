@@ -137,6 +137,8 @@ class FleetSimulation:
         for machine in self._paid():
             if not machine.epoch and machine.ready_at <= self.now:
                 self._do(self.core.from_executor(machine.name.encode(), _hello(machine.name, self._start_s), self.now))
+        for actions in self.core.chores(self.now):
+            self._do(actions)
         self._do(self.core.tick(self.now))
         for peer in self.core.frontends_with_outputs():
             while self.core.next_output(peer) is not None:

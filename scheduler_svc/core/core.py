@@ -102,11 +102,6 @@ class Core:
                 yield SendToExecutor(member.peer, plan)
         self._counters.moved(self.scheduler.take_moves(), now)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether the last `tick` has left work for the next, which should come at once."""
-        return self.fleet.is_behind or self.scheduler.is_behind or self.requests.is_behind
-
     # --- frontends ---
 
     def from_frontend(self, peer: Peer, message: m.FrontendToCore, now: float) -> list[Action]:
@@ -189,7 +184,8 @@ class Core:
 
     def settle(self, now: float) -> list[Action]:
         """Do what is due after `shut_down`: only the journal is waited for."""
-        return self.requests.tick(now)
+        done = [action for actions in self.requests.chores(now) for action in actions]
+        return [*done, *self.requests.tick(now)]
 
     def crashed(self) -> JournalBatch:
         """The last batch of a core that has failed: the next life has to know of it."""
@@ -197,11 +193,18 @@ class Core:
 
     # --- time ---
 
-    def tick(self, now: float) -> list[Action]:
-        """Do what is due. To be called at least ten times a second."""
+    def chores(self, now: float) -> Iterator[list[Action]]:
+        """Do what is due and may be much, a little at each step. What the caller leaves undone the next call finds."""
         self._notice_pause(now)
+        for consequences in self.fleet.chores(now):
+            yield self._follow(consequences, now)
+        for ends in self.scheduler.expire(now):
+            yield self.requests.ended(ends, now)
+        yield from self.requests.chores(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what is due and never much. To be called after `chores`, at least ten times a second."""
         actions = self._follow(self.fleet.tick(now), now)
-        actions += self.requests.ended(self.scheduler.expire(now), now)
         actions += log_lines.relaxed(self.scheduler.take_relaxed(), self.scheduler.config.grammars)
         actions += self.requests.tick(now)
         for member in self.fleet:
@@ -266,6 +269,8 @@ class Core:
         if self._scale is not None:
             self._scale.answered(result.epoch, answered.num_tokens, min(result.compute_us / 1e6, answered.seconds))
         self._counters.step_done(result, output, now)
+        if output.numberless:  # they wait again, for now
+            self._counters.moved(self.scheduler.take_moves(), now)
         self.requests.stepped(output, now)
         actions = log_lines.failures(output.ends)
         actions += log_lines.numberless(self._name(result.epoch), result, output.numberless)

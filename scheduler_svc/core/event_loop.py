@@ -71,6 +71,9 @@ class EventLoop:
         cpu_clock: seconds of CPU time that this thread has used.
         write_log: writes a line.
         kill_frontend: kills a frontend's process; None where they are not ours.
+
+    Attributes:
+        is_behind: whether the last turn has left work for the next, which should come at once.
     """
 
     def __init__(
@@ -95,12 +98,12 @@ class EventLoop:
         self._full_until: dict[Peer, float] = {}
         self._lost: deque[Peer] = deque()  # executors whose connections broke
         self._told_last: Peer = b""  # the frontend that was sent outputs last
-        self._is_behind = False  # whether the last turn has left work for the next
+        self.is_behind = False
 
     @property
     def max_wait_s(self) -> float:
         """How long the caller may wait for something to happen before the next turn is due."""
-        if self._is_behind or self.core.is_behind:
+        if self.is_behind:
             return 0.0
         due_in_s = self.core.journal_due_in_s(self._clock())
         return TICK_S if due_in_s is None else min(TICK_S, due_in_s)
@@ -108,13 +111,15 @@ class EventLoop:
     def turn(self) -> None:
         """Take in what has happened, and do what follows from it, some of each however much there is: so heartbeats go
         out in time, and nobody's storm keeps others waiting."""
-        self._is_behind = False
+        self.is_behind = False
         for peer, message in self._for_a_while(self._executors.receive()):
             self.carry_out(self.core.from_executor(peer, message, self._clock()))
         self._take_journal_results()
         for peer, request in self._for_a_while(self._frontends.receive()):
             self.carry_out(self.core.from_frontend(peer, request, self._clock()))
         self._take_lost_connections()
+        for actions in self._for_a_while(self.core.chores(self._clock())):
+            self.carry_out(actions)
         self.carry_out(self.core.tick(self._clock()))
         for action in self._for_a_while(self.core.plans(self._clock())):
             self.carry_out([action])
@@ -162,7 +167,7 @@ class EventLoop:
         for item in items:
             yield item
             if self._cpu_clock() >= until:
-                self._is_behind = True
+                self.is_behind = True
                 return
 
     def _take_lost_connections(self) -> None:
@@ -215,7 +220,7 @@ class EventLoop:
         match self._executors.send(peer, message):
             case Sent.GONE:
                 self._lost.append(peer)
-                self._is_behind = True
+                self.is_behind = True
             case Sent.FULL if isinstance(message, m.Plan):
                 self.carry_out(self.core.executor_full(message.epoch, self._clock()))
             case _:

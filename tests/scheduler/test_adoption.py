@@ -8,6 +8,7 @@ import pytest
 from common import messages as m
 from scheduler_svc.core.executor.block_manager import BlockManager
 from scheduler_svc.core.scheduling.pools import KEPT_S, STANDBY_WAIT_S
+from tests.support.chores import done
 from tests.support.effort import combinations
 from tests.support.hello import hello
 from tests.support.oracle import OracleExecutor
@@ -135,7 +136,7 @@ def test_a_pool_that_is_never_continued_is_forgotten():
     rig.step()
     memory = rig.executors[epoch]
     rig.lose(epoch, pool_wait_s=5.0)
-    rig.scheduler.expire(KEPT_S)
+    done(rig.scheduler.expire(KEPT_S))
     assert len(rig.scheduler.sequences.pools) == 0
     epoch = rig.join(limits(), pool=pool(epoch), memory=memory)
     executor = rig.scheduler.executor(epoch)

@@ -10,6 +10,7 @@ from scheduler_svc.core.scheduling.pools import KEPT_S, MAX_KEPT
 from scheduler_svc.kv_event_options import salt_of_group
 from scheduler_svc.server.kv_event_format import encode_batch
 from tests.support.announced import Announced
+from tests.support.chores import done
 from tests.support.kv_readers import Event, read
 from tests.support.rig import Rig, limits
 
@@ -175,9 +176,9 @@ class TestPools:
         rig.lose(rig.epoch, pool_wait_s=None if how == "unsafe" else 1.0)
         match how:
             case "expired":
-                rig.scheduler.expire(KEPT_S - 0.1)
+                done(rig.scheduler.expire(KEPT_S - 0.1))
                 assert told(rig) == []
-                rig.scheduler.expire(KEPT_S)
+                done(rig.scheduler.expire(KEPT_S))
             case "not adopted":
                 other = msgspec.structs.replace(POOL, epoch=rig.epoch, layout="another")
                 rig.join(limits(), pool=other)

@@ -22,6 +22,7 @@ from scheduler_svc.core.fleet.fleet import (
 from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.fleet.probation import FIRST_BREAK_S, FREE_FAILURES
 from scheduler_svc.core.fleet.step_clock import LATE_S
+from tests.support.chores import tick
 from tests.support.hello import hello
 
 
@@ -64,18 +65,18 @@ def test_silence_ends_an_epoch_and_any_word_prolongs_it(fleet):
     join(fleet, b"b")
     now = LOSS_TIMEOUT_S - 0.1
     fleet.receive(b"a", m.ExecutorHeartbeat(epoch=100), now)
-    assert ended(fleet.tick(now)) == []
-    consequences = fleet.tick(LOSS_TIMEOUT_S + 0.1)
+    assert ended(tick(fleet, now)) == []
+    consequences = tick(fleet, LOSS_TIMEOUT_S + 0.1)
     assert ended(consequences) == [(101, "silent")]
     assert [e.message.epoch for e in sent(consequences, m.EpochOver)] == [101]
-    assert ended(fleet.tick(now + LOSS_TIMEOUT_S + 0.1)) == [(100, "silent")]
+    assert ended(tick(fleet, now + LOSS_TIMEOUT_S + 0.1)) == [(100, "silent")]
 
 
 def test_a_word_of_another_epoch_does_not_prolong_it(fleet):
     epoch = join(fleet, b"a")
     consequences = fleet.receive(b"a", m.ExecutorHeartbeat(epoch=epoch - 1), 1.0)
     assert [e.message.epoch for e in sent(consequences, m.EpochOver)] == [epoch - 1]
-    assert ended(fleet.tick(LOSS_TIMEOUT_S + 0.1)) == [(epoch, "silent")]
+    assert ended(tick(fleet, LOSS_TIMEOUT_S + 0.1)) == [(epoch, "silent")]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +97,9 @@ def test_an_unknown_peer_is_told_that_its_epoch_is_over(fleet, message):
 
 def test_heartbeats_are_due_at_their_interval(fleet):
     join(fleet, b"a")
-    assert len(sent(fleet.tick(0.0), m.SchedulerHeartbeat)) == 1
-    assert not sent(fleet.tick(HEARTBEAT_INTERVAL_S / 2), m.SchedulerHeartbeat)
-    assert len(sent(fleet.tick(HEARTBEAT_INTERVAL_S), m.SchedulerHeartbeat)) == 1
+    assert len(sent(tick(fleet, 0.0), m.SchedulerHeartbeat)) == 1
+    assert not sent(tick(fleet, HEARTBEAT_INTERVAL_S / 2), m.SchedulerHeartbeat)
+    assert len(sent(tick(fleet, HEARTBEAT_INTERVAL_S), m.SchedulerHeartbeat)) == 1
 
 
 def test_answers_go_through_and_failures_end_the_epoch(fleet):
@@ -196,7 +197,7 @@ def alive(fleet, now):
     """Everybody's heart beats. What the next tick gives."""
     for member in fleet:
         fleet.receive(member.peer, m.ExecutorHeartbeat(epoch=member.epoch), now)
-    return fleet.tick(now)
+    return tick(fleet, now)
 
 
 def test_an_executor_whose_heart_beats_but_that_does_not_answer_a_plan_is_lost(fleet):
@@ -314,8 +315,8 @@ def test_absurd_limits_are_rejected_before_they_cost_memory(fleet, change, what)
 def test_a_pause_of_this_side_is_no_silence_of_executors(fleet):
     epoch = join(fleet, b"a")
     fleet.paused(60.0, 60.1)
-    assert ended(fleet.tick(60.1)) == []
-    assert ended(fleet.tick(60.2 + LOSS_TIMEOUT_S)) == [(epoch, "silent")]
+    assert ended(tick(fleet, 60.1)) == []
+    assert ended(tick(fleet, 60.2 + LOSS_TIMEOUT_S)) == [(epoch, "silent")]
 
 
 def test_one_that_answers_what_cannot_be_true_is_kept_out_at_once(fleet):

@@ -11,6 +11,7 @@ from scheduler_svc.core.actions import SendToExecutor, SendToFrontend, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from tests.support.any_message import AnyMessage
+from tests.support.chores import tick
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
 
@@ -67,7 +68,7 @@ class World:
             self.do(self.core.from_executor(HERE, self.answers.pop(0), self.now))
         self.do(self.core.from_executor(HERE, m.ExecutorHeartbeat(epoch=self.epoch), self.now))
         self.do(self.core.from_frontend(FRONT, m.FrontendHello(pid=1), self.now))
-        self.do(self.core.tick(self.now))
+        self.do(tick(self.core, self.now))
         self.do(self.core.plans(self.now))
         for peer in self.core.frontends_with_outputs():
             message = self.core.next_output(peer)

@@ -22,6 +22,7 @@ from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.announced import Announced
 from tests.support.block_maps import BlockMaps
+from tests.support.chores import done
 from tests.support.effort import examples
 from tests.support.oracle import (
     OracleExecutor,
@@ -354,7 +355,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Sums of quarters of a second are exact: whether a grace is over is no matter of rounding."""
         self.now += quarters / 4
         before = {sequence: sequence.max_length for sequence in self.scheduler}
-        ends = self.scheduler.expire(self.now)
+        ends = done(self.scheduler.expire(self.now))
         for sequence, length in before.items():
             if sequence.max_length != length:
                 self.was_shortened(sequence, length)

@@ -9,6 +9,7 @@ from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
+from tests.support.chores import done
 from tests.support.oracle import OracleExecutor, expected_output
 from tests.support.rig import limits
 
@@ -89,7 +90,7 @@ def test_other_sequences_go_anywhere(fleet: Fleet, constraints: m.Constraints | 
 
 def test_it_waits_without_a_limit_while_there_is_no_executor(fleet: Fleet) -> None:
     fleet.add(GRAMMAR)
-    assert fleet.scheduler.expire(1000 * GRACE_S) == []
+    assert done(fleet.scheduler.expire(1000 * GRACE_S)) == []
     fleet.join(1, OURS, 1000 * GRACE_S)
     assert fleet.step() == {1}
 
@@ -102,9 +103,9 @@ def test_after_the_grace_another_version_will_do(fleet: Fleet) -> None:
     fleet.memberships[1].standing = Standing.DRAINING
     fleet.scheduler.executor_leaves(1, 2.0)
     fleet.leave(1, 2.0)
-    assert fleet.scheduler.expire(1.9 + GRACE_S) == []
+    assert done(fleet.scheduler.expire(1.9 + GRACE_S)) == []
     assert (fleet.step(), fleet.scheduler.take_relaxed()) == (set(), [])
-    assert fleet.scheduler.expire(2.0 + GRACE_S) == []
+    assert done(fleet.scheduler.expire(2.0 + GRACE_S)) == []
     assert fleet.scheduler.take_relaxed() == [sequence]
     assert fleet.scheduler.take_relaxed() == [], "it is told once"
     while len(fleet.scheduler.sequences):
@@ -115,9 +116,9 @@ def test_after_the_grace_another_version_will_do(fleet: Fleet) -> None:
 def test_an_executor_that_knows_no_grammars_will_never_do(fleet: Fleet) -> None:
     fleet.join(1, "")
     fleet.add(GRAMMAR)
-    assert fleet.scheduler.expire(GRACE_S) == []
+    assert done(fleet.scheduler.expire(GRACE_S)) == []
     assert fleet.step() == set()
-    (end,) = fleet.scheduler.expire(2 * GRACE_S)
+    (end,) = done(fleet.scheduler.expire(2 * GRACE_S))
     assert (end.reason, end.code) == ("error", "grammars_lost")
     assert "library 1" in end.error
 
@@ -130,8 +131,8 @@ def test_a_larger_executor_that_knows_no_grammars_does_not_count(
     fleet.join(1, "")
     fleet.join(2, library, positions=20)
     sequence = fleet.add(GRAMMAR, max_tokens=100, may_shorten=may_shorten)
-    assert fleet.scheduler.expire(GRACE_S) == []
-    ends = fleet.scheduler.expire(2 * GRACE_S)
+    assert done(fleet.scheduler.expire(GRACE_S)) == []
+    ends = done(fleet.scheduler.expire(2 * GRACE_S))
     if may_shorten:
         assert (ends, sequence.params.max_tokens) == ([], 17)
         while len(fleet.scheduler.sequences):

@@ -7,6 +7,7 @@ from common import messages as m
 from scheduler_svc.core.executor.block_books import BlockBooks
 from scheduler_svc.core.observability.block_watch import BLOCKS_AT_ONCE
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from tests.support.chores import tick
 from tests.support.hello import hello
 from tests.support.service import Service
 
@@ -124,7 +125,7 @@ def test_fresh_views_are_no_more_frequent_than_others():
     for _ in range(40):
         service.say(SEND_ALL)
         service.now += 0.005
-        service.do(service.core.tick(service.now))
+        service.do(tick(service.core, service.now))
     assert len(views(service)) == 1
 
 

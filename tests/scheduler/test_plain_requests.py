@@ -14,6 +14,7 @@ from scheduler_svc.core.requests.retention import RETAIN_S
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.journal import Journal
 from tests.scheduler.journals.write import FOLDER
+from tests.support.chores import tick
 from tests.support.service import PROMPT, Service, undisturbed
 
 
@@ -188,6 +189,6 @@ def test_a_journal_without_requests_lets_its_batches_go():
         batch = service.core.next_batch(service.now + 1.0)
         service.now += RETAIN_S + 1.0
         service.do(service.core.batch_written(BatchSaved(batch.number), service.now))
-        service.do(service.core.tick(service.now))
+        service.do(tick(service.core, service.now))
         kept.append(batch.number - batch.keep_from)
     assert max(kept[50:]) < 80

@@ -11,6 +11,7 @@ from common.wire import int32_array
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import PLACES_A_PRIORITY, State
+from tests.support.chores import done
 from tests.support.rig import Rig, limits
 
 
@@ -108,12 +109,12 @@ def test_deadlines():
     (waiting,) = rig.add("waiting", [1], timeout_s=1.0, now=100.0)
     (free,) = rig.add("free", [1])
     rig.step()
-    rig.end(rig.scheduler.expire(100.9))
+    rig.end(done(rig.scheduler.expire(100.9)))
     assert not rig.ends
-    rig.end(rig.scheduler.expire(101.0))
+    rig.end(done(rig.scheduler.expire(101.0)))
     assert list(rig.ends) == [waiting]
     rig.step()
-    rig.end(rig.scheduler.expire(105.0))
+    rig.end(done(rig.scheduler.expire(105.0)))
     assert rig.ends[running].code == "deadline_exceeded"
     assert running.state is State.FINISHED
     rig.finish()
@@ -239,7 +240,7 @@ def test_when_the_refused_head_goes_the_next_one_is_asked_again(how):
     (small,) = rig.add("small", [5, 6, 7], max_tokens=3)
     rig.step()
     assert small.state is State.WAITING
-    rig.end(rig.scheduler.cancel(refused) if how == "cancel" else rig.scheduler.expire(2.0))
+    rig.end(rig.scheduler.cancel(refused) if how == "cancel" else done(rig.scheduler.expire(2.0)))
     rig.step()
     assert small.state is not State.WAITING
     rig.finish()

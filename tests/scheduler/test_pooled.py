@@ -14,6 +14,7 @@ from common.vocabulary import Vocabulary
 from scheduler_svc.core.fleet.hello_check import mismatch
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.sequence import State
+from tests.support.chores import done
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import expected_pooled
 from tests.support.rig import Rig, limits
@@ -205,7 +206,7 @@ def test_what_generates_waits_for_a_model_that_loads_longer_than_the_embedder_be
     both = rig(limits(tasks=("embed",)), pool_grace_s=6.0)
     (early,) = both.add("early", [1, 2], max_tokens=5, now=5.9)
     both.join(limits(), now=11.0)
-    assert both.scheduler.expire(100.0) == []
+    assert done(both.scheduler.expire(100.0)) == []
     both.finish()
     assert both.ends[early].reason == "length"
 
@@ -278,7 +279,7 @@ def test_a_sequence_whose_vocabulary_is_gone_is_told_so() -> None:
     pooled = rig(limits(tasks=("embed",), vocab_size=900), limits(tasks=("embed",)), pool_grace_s=6.0)
     (sequence,) = pooled.add("a", [1, 950], max_tokens=1, **HIDDEN)
     pooled.lose(2)
-    (end,) = pooled.scheduler.expire(6.0)
+    (end,) = done(pooled.scheduler.expire(6.0))
     assert (end.sequence, end.code) == (sequence, "capacity_lost")
     assert end.error.startswith("the request needs token id 950; the executors' vocabularies end before it, and none")
 
@@ -292,13 +293,13 @@ def test_lengths_and_graces_are_those_of_the_task() -> None:
         pooled.add("longer", prompt(33), max_tokens=1, **HIDDEN)
     pooled.lose(3)
     assert pooled.scheduler.largest(5.0, "embed") == 32, "it may come back"
-    assert pooled.scheduler.expire(5.0) == []
-    (end,) = pooled.scheduler.expire(6.0)
+    assert done(pooled.scheduler.expire(5.0)) == []
+    (end,) = done(pooled.scheduler.expire(6.0))
     assert (end.sequence, end.code) == (long, "capacity_lost")
     assert pooled.scheduler.largest(6.0, "embed") == 16
     pooled.lose(2)
     (waits,) = pooled.add("waits", prompt(9), max_tokens=1, **HIDDEN)
-    assert pooled.scheduler.expire(100.0) == [], "it waits for an executor of its task, as all do without executors"
+    assert done(pooled.scheduler.expire(100.0)) == [], "it waits for an executor of its task, as all do without one"
     pooled.join(small, now=101.0)
     pooled.end([end])
     pooled.finish()

@@ -13,6 +13,7 @@ from scheduler_svc.core.requests.request_table import Request, RequestTable
 from scheduler_svc.core.requests.retention import RETAIN_S
 from scheduler_svc.core.sequence import Generated, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
+from tests.support.chores import done
 
 
 @pytest.fixture
@@ -134,49 +135,49 @@ def test_a_restored_request_that_had_ended_is_retained_and_not_open(requests):
     ended = add(requests, "ended", n=2, client="alice", endings=[Ending("stop"), Ending("length")], now=4.0)
     assert requests.num_counted("alice") == 1
     assert (going.ended_at, ended.ended_at) == (None, 4.0)
-    assert requests.let_go(4.0 + RETAIN_S) == ["ended"]
+    assert done(requests.let_go(4.0 + RETAIN_S)) == ["ended"]
 
 
 def test_ended_requests_are_let_go_after_a_while_in_the_order_of_their_ends(requests):
     first, second, third = (add(requests, name) for name in "abc")
     end(requests, second, now=1.0)
     end(requests, first, now=2.0)
-    assert requests.let_go(RETAIN_S) == []
-    assert requests.let_go(1.0 + RETAIN_S) == ["b"]
-    assert requests.let_go(2.0 + RETAIN_S) == ["a"]
+    assert done(requests.let_go(RETAIN_S)) == []
+    assert done(requests.let_go(1.0 + RETAIN_S)) == ["b"]
+    assert done(requests.let_go(2.0 + RETAIN_S)) == ["a"]
     assert requests.all() == [third]
-    assert requests.let_go(1e9) == [], "one that is open is never let go"
+    assert done(requests.let_go(1e9)) == [], "one that is open is never let go"
 
 
 def test_prompts_of_one_request_are_let_go_together(requests):
     """Or a client that comes back for all of them is told that there is no such request."""
     first, second = add(requests, "alice/r-0"), add(requests, "alice/r-1")
     end(requests, first, now=1.0)
-    assert requests.let_go(1e6) == []
+    assert done(requests.let_go(1e6)) == []
     assert requests.find("alice/r-0") is first
     end(requests, second, now=1e6)
-    assert requests.let_go(1e6 + RETAIN_S - 1.0) == []
-    assert requests.let_go(1e6 + RETAIN_S) == ["alice/r-0", "alice/r-1"]
+    assert done(requests.let_go(1e6 + RETAIN_S - 1.0)) == []
+    assert done(requests.let_go(1e6 + RETAIN_S)) == ["alice/r-0", "alice/r-1"]
     assert requests.all() == []
 
 
 def test_prompts_that_the_journal_brought_back_belong_together_as_before(requests):
     add(requests, "r-0", endings=[Ending("stop")], now=1.0)
     second = add(requests, "r-1", peer=None, now=1.0, is_unclaimed=True)
-    assert requests.let_go(1e6) == []
+    assert done(requests.let_go(1e6)) == []
     end(requests, second, now=1e6)
-    assert requests.let_go(1e6 + RETAIN_S) == ["r-0", "r-1"]
+    assert done(requests.let_go(1e6 + RETAIN_S)) == ["r-0", "r-1"]
 
 
 def test_the_tokens_of_what_is_retained_are_counted(requests, monkeypatch):
     monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 4000)
     for name in "abc":
         end(requests, add(requests, name, num_prompt=200))  # kept twice: in the Submit and in the sequence
-    assert requests.let_go(0.0) == ["a"]
+    assert done(requests.let_go(0.0)) == ["a"]
     end(requests, add(requests, "huge", num_prompt=2000))
-    assert requests.let_go(0.0) == ["b", "c", "huge"]
+    assert done(requests.let_go(0.0)) == ["b", "c", "huge"]
     end(requests, add(requests, "d", num_prompt=200))
-    assert requests.let_go(0.0) == [], "what was let go does not count any more"
+    assert done(requests.let_go(0.0)) == [], "what was let go does not count any more"
 
 
 def test_the_log_probabilities_of_what_is_retained_are_counted(requests, monkeypatch):
@@ -189,7 +190,7 @@ def test_the_log_probabilities_of_what_is_retained_are_counted(requests, monkeyp
             sequence.logprob_ids.extend([7] * 5 * 21)
             sequence.logprobs.extend([-0.5] * 5 * 21)
         end(requests, request)
-    assert requests.let_go(0.0) == ["a"]
+    assert done(requests.let_go(0.0)) == ["a"]
 
 
 def test_the_log_probabilities_of_prompts_of_what_is_retained_are_counted(requests, monkeypatch):
@@ -200,7 +201,7 @@ def test_the_log_probabilities_of_prompts_of_what_is_retained_are_counted(reques
             sequence.prompt_logprob_ids.extend([7] * 5 * 21)
             sequence.prompt_logprobs.extend([-0.5] * 5 * 21)
         end(requests, request)
-    assert requests.let_go(0.0) == ["a"]
+    assert done(requests.let_go(0.0)) == ["a"]
 
 
 def test_the_constraints_of_what_is_retained_are_counted(requests, monkeypatch):
@@ -209,7 +210,7 @@ def test_the_constraints_of_what_is_retained_are_counted(requests, monkeypatch):
     constraints = m.Constraints(bad_words=(bytes(100),), allowed_token_ids=bytes(800))
     for name in "abc":
         end(requests, add(requests, name, num_prompt=1, constraints=constraints))
-    assert requests.let_go(0.0) == ["a"]
+    assert done(requests.let_go(0.0)) == ["a"]
 
 
 def test_the_journal_is_told_how_far_each_sequence_is(requests):

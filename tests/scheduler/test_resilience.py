@@ -13,6 +13,7 @@ from scheduler_svc.core.executor.capacity import POOL_GRACE_S, Capacity
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Earlier, Generated, State, place_of
+from tests.support.chores import done
 from tests.support.rig import Rig, limits
 
 
@@ -172,7 +173,7 @@ def test_a_request_that_always_kills_costs_three_executors(deadly_at: int, has_k
         rig.lose(epoch, pool_wait_s=0.5 if has_keeper else None)
     assert (kills, rig.ends[deadly].code) == (3, "internal_error")
     rig.join(each)
-    rig.scheduler.expire(1.0)
+    done(rig.scheduler.expire(1.0))
     rig.finish()
     assert [rig.ends[other].reason for other in others] == ["length"] * 4
 
@@ -365,7 +366,7 @@ def test_the_deadline_of_a_restored_request_counts_from_its_first_life():
     rig = Rig(limits())
     submit = m.Submit(request_id="a", prompt=array("i", [1]).tobytes(), params=m.SamplingParams(max_tokens=9))
     rig.scheduler.restore(submit, 5, [Earlier()], -3.0)
-    (end,) = rig.scheduler.expire(0.0)
+    (end,) = done(rig.scheduler.expire(0.0))
     assert end.code == "deadline_exceeded"
 
 
@@ -406,7 +407,7 @@ def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
     (restored,) = after.restore(submit, 0, [Earlier()], None)
     after.remember({"large": Capacity.of(limits(num_blocks=64))})
     after.add_executor(Membership(1, "small", "", limits(num_blocks=8)))
-    assert after.expire(0.0) == []
+    assert done(after.expire(0.0)) == []
     assert after.plan(1) is None
     after.add_executor(Membership(2, "", "", limits(num_blocks=64)))
     assert after.plan(2) is not None
@@ -439,7 +440,7 @@ def test_what_executors_could_hold_before_a_restart_counts_for_the_grace(is_reme
 
     (early,) = add("early", 100, 0.0)
     after.add_executor(Membership(1, "small", "", limits(num_blocks=8)), 10.0)
-    ends = after.expire(10.0)
+    ends = done(after.expire(10.0))
     if not is_remembered:
         assert [(end.sequence, end.code) for end in ends] == [(early, "context_length_exceeded")]
         with pytest.raises(RequestRejected, match=r"the limit is 32$"):
@@ -450,8 +451,8 @@ def test_what_executors_could_hold_before_a_restart_counts_for_the_grace(is_reme
     with pytest.raises(RequestRejected, match=r"the limit is 256$"):
         add("longer", 157, 11.0)
     assert set(after.known_executors(11.0)) == {"large", "small"}
-    assert after.expire(9.9 + POOL_GRACE_S) == []
-    ends = after.expire(11.0 + POOL_GRACE_S)
+    assert done(after.expire(9.9 + POOL_GRACE_S)) == []
+    ends = done(after.expire(11.0 + POOL_GRACE_S))
     assert {(end.sequence, end.code) for end in ends} == {(early, "capacity_lost"), (late, "capacity_lost")}
     assert set(after.known_executors(11.0 + POOL_GRACE_S)) == {"small"}, "it is forgotten"
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.requests import retention as r
 from scheduler_svc.core.requests.retention import RETAIN_S, Retention, whole_of
+from tests.support.chores import done
 from tests.support.effort import examples
 
 
@@ -35,9 +36,9 @@ def test_a_prompt_that_comes_late_holds_those_that_have_ended():
     retention = Retention()
     ended(retention, "r-0", now=0.0)
     retention.opened("r-1")
-    assert retention.let_go(RETAIN_S) == []
+    assert done(retention.let_go(RETAIN_S)) == []
     retention.ended("r-1", 1, RETAIN_S)
-    assert retention.let_go(2 * RETAIN_S) == ["r-0", "r-1"]
+    assert done(retention.let_go(2 * RETAIN_S)) == ["r-0", "r-1"]
     assert len(retention) == 0
 
 
@@ -50,9 +51,9 @@ def test_what_is_over_goes_before_what_an_open_prompt_holds(monkeypatch, num_byt
     retention.opened("held-2")
     for request_id in ("held-0", "held-1", "over-0", "over-1"):
         ended(retention, request_id, num_bytes=num_bytes)
-    assert retention.let_go(0.0) == ["over-0", "over-1"]
+    assert done(retention.let_go(0.0)) == ["over-0", "over-1"]
     ended(retention, "last-0", num_bytes=num_bytes)
-    assert retention.let_go(0.0) == []
+    assert done(retention.let_go(0.0)) == []
 
 
 def test_open_prompts_hold_no_more_than_the_limit(monkeypatch):
@@ -63,11 +64,11 @@ def test_open_prompts_hold_no_more_than_the_limit(monkeypatch):
         retention.opened(f"r{i}-0")
         for prompt in range(1, 10):
             ended(retention, f"r{i}-{prompt}")
-        gone += retention.let_go(0.0)
+        gone += done(retention.let_go(0.0))
     assert gone == [f"r{i}-{prompt}" for i in range(3) for prompt in range(1, 10)], "the longest held first"
     for i in range(5):
         retention.ended(f"r{i}-0", 1, 1.0)
-    assert len(retention.let_go(1.0 + RETAIN_S)) == 5 + 2 * 9
+    assert len(done(retention.let_go(1.0 + RETAIN_S))) == 5 + 2 * 9
     assert len(retention) == 0
 
 
@@ -95,7 +96,7 @@ def test_it_forgets_what_a_look_at_all_would_forget(steps):
             if not any(whole_of(other) == whole_of(one) for other in open_ones)
             and max(at for other, at in endings.items() if whole_of(other) == whole_of(one)) + RETAIN_S <= now
         }
-        gone = retention.let_go(now)
+        gone = done(retention.let_go(now))
         assert set(gone) == due
         for one in gone:
             del endings[one]

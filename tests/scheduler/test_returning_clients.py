@@ -10,6 +10,7 @@ from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from scheduler_svc.core.requests.retention import RETAIN_S
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S
+from tests.support.chores import tick
 from tests.support.service import Service, restart, undisturbed
 
 DID_NOT = "request cancelled: its client did not come back"
@@ -83,7 +84,7 @@ def test_who_comes_back_in_time_reads_on_and_may_break_off_again():
 def test_time_in_which_the_scheduler_stood_still_is_not_the_clients():
     service, _ = restart(life(("a", {"is_resumable": True})))
     service.now += RETURN_WITHIN_S + 5.0
-    service.do(service.core.tick(service.now))
+    service.do(tick(service.core, service.now))
     assert cancelled(service) == []
     service.wait(RETURN_WITHIN_S)
     assert cancelled(service) == ["a"]

@@ -10,6 +10,7 @@ from scheduler_svc.core.executor.capacity import DEFAULT_TOKENS, POOL_GRACE_S, C
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Earlier, State
+from tests.support.chores import done
 from tests.support.rig import Rig, limits
 
 BLOCK = 4
@@ -98,7 +99,7 @@ def test_a_default_that_was_accepted_before_any_executor_was_seen_is_shortened_a
     (explicit,) = scheduler.add(before_any_executor("b", [1, 2, 3], 600, may_shorten=False))
     (too_long,) = scheduler.add(before_any_executor("c", [1] * 400, 200, may_shorten=True))
     scheduler.add_executor(Membership(1, "", "", pool(100)))
-    ends = scheduler.expire(0.0)
+    ends = done(scheduler.expire(0.0))
     assert [(end.sequence, end.code) for end in ends] == [
         (explicit, "context_length_exceeded"),
         (too_long, "context_length_exceeded"),
@@ -114,8 +115,8 @@ def test_a_default_that_no_executor_can_take_for_another_reason_ends():
     scheduler.restore(submit, 0, [Earlier()], None)
     scheduler.remember({"gone": Capacity(("generate",), 400, pool(100).vocab_size + 1)})
     scheduler.add_executor(Membership(1, "", "", pool(100)))
-    assert scheduler.expire(0.0) == []
-    (end,) = scheduler.expire(POOL_GRACE_S)
+    assert done(scheduler.expire(0.0)) == []
+    (end,) = done(scheduler.expire(POOL_GRACE_S))
     assert end.code == "capacity_lost"
 
 
@@ -136,14 +137,14 @@ def test_what_needs_a_pool_that_is_gone_ends_with_an_error_or_is_shortened_besid
     for _ in range(6):
         rig.step()
     rig.join(pool(100))
-    rig.scheduler.expire(5.0)
+    done(rig.scheduler.expire(5.0))
     rig.lose(1)
     while rig.step():
         pass
     assert (explicit.state, default.state) == (State.WAITING, State.WAITING)
-    rig.end(rig.scheduler.expire(4.0 + POOL_GRACE_S))
+    rig.end(done(rig.scheduler.expire(4.0 + POOL_GRACE_S)))
     assert not rig.ends, "it may come back"
-    rig.end(rig.scheduler.expire(5.0 + POOL_GRACE_S))
+    rig.end(done(rig.scheduler.expire(5.0 + POOL_GRACE_S)))
     assert rig.ends[explicit].code == "capacity_lost"
     assert "needs 603 positions; the largest executor has 400" in rig.ends[explicit].error
     rig.finish()
@@ -158,7 +159,7 @@ def test_a_default_answer_that_is_longer_than_what_is_left_ends_as_it_is():
         rig.step()
     rig.join(pool(20))
     rig.lose(1)
-    rig.end(rig.scheduler.expire(POOL_GRACE_S))
+    rig.end(done(rig.scheduler.expire(POOL_GRACE_S)))
     assert rig.ends[answer].reason == "length"
     assert len(rig.outputs[answer]) >= 100
 
@@ -167,12 +168,12 @@ def test_the_clock_of_a_lost_pool_runs_only_while_another_executor_is_there():
     rig = Rig(pool(200))
     (sequence,) = rig.add("a", [1, 2, 3], max_tokens=600)
     rig.lose(1)
-    rig.end(rig.scheduler.expire(1000.0))
+    rig.end(done(rig.scheduler.expire(1000.0)))
     rig.join(pool(100))
-    rig.end(rig.scheduler.expire(999.0 + POOL_GRACE_S))
+    rig.end(done(rig.scheduler.expire(999.0 + POOL_GRACE_S)))
     assert not rig.ends, "no executor was there for it to wait beside"
     rig.join(pool(200))
-    rig.end(rig.scheduler.expire(2000.0))
+    rig.end(done(rig.scheduler.expire(2000.0)))
     rig.finish()
     assert rig.ends[sequence].reason == "length"
 
@@ -183,9 +184,9 @@ def test_the_clock_of_a_lost_pool_starts_when_the_smaller_executor_joins():
     rig.add("a", [1, 2, 3], max_tokens=600)
     rig.lose(1)
     rig.join(pool(100), now=1000.0)
-    rig.end(rig.scheduler.expire(1000.0))
+    rig.end(done(rig.scheduler.expire(1000.0)))
     assert not rig.ends, "the larger one may come back"
-    rig.end(rig.scheduler.expire(1000.0 + POOL_GRACE_S))
+    rig.end(done(rig.scheduler.expire(1000.0 + POOL_GRACE_S)))
     assert len(rig.ends) == 1
 
 
@@ -196,5 +197,5 @@ def test_an_executor_that_leaves_takes_no_sequence_with_it():
     (sequence,) = rig.add("a", [1, 2, 3], max_tokens=600)
     rig.step()
     assert sequence.state is State.WAITING
-    rig.end(rig.scheduler.expire(POOL_GRACE_S))
+    rig.end(done(rig.scheduler.expire(POOL_GRACE_S)))
     assert rig.ends[sequence].code == "capacity_lost"

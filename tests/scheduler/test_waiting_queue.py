@@ -12,6 +12,7 @@ from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
 from scheduler_svc.core.sequence import Sequence
+from tests.support.chores import done
 from tests.support.instructions import instructions_of
 from tests.support.rig import Rig, limits
 
@@ -104,7 +105,7 @@ def test_an_executor_that_joins_costs_the_same_with_any_queue(num_executors):
             """It restarts; what follows is done once, in the next tick."""
             scheduler.remove_executor(1, 1.0)
             scheduler.add_executor(Membership(1, "", "", limits(max_num_seqs=1)), 1.0)
-            scheduler.expire(1.0)
+            done(scheduler.expire(1.0))
 
         costs.append(instructions_of(turn))
     few, many = costs

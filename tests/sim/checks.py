@@ -15,6 +15,7 @@ from tests.sim.profiles import Profile
 from tests.sim.rack import Rack
 from tests.sim.service import Service
 from tests.sim.witness import Witness
+from tests.support.chores import tick
 
 
 class Scene(Protocol):
@@ -129,7 +130,7 @@ def _check_requests(core: Core, *, num_executors: int) -> None:
 
 def _check_after_retention(core: Core, now: float) -> None:
     """No client has asked for anything for a long time."""
-    core.tick(now + RETAIN_S + 1.0)
+    tick(core, now + RETAIN_S + 1.0)
     table, group_commit = core.requests.table, core.requests.group_commit
     assert not _left_in(table)
     assert (table._retention._num_requests, table._retention._num_bytes) == (0, 0)

@@ -1,7 +1,7 @@
 """What pools that differ can hold, and what waits for an executor that fits: a book that the core does not write."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import cast
 
@@ -126,20 +126,21 @@ class PoolBook:
         """See what the scheduler gives up, and that it has waited for long enough."""
         expire = scheduler.expire
 
-        def watched_expire(now: float) -> list[SequenceEnd]:
+        def watched_expire(now: float) -> Iterator[list[SequenceEnd]]:
             before = {sequence: (sequence.max_length, sequence.takes_any_library) for sequence in scheduler}
-            ends = expire(now)
-            for sequence, (length, takes_any_library) in before.items():
-                if sequence.max_length != length:
-                    self._was_shortened(sequence, now, length, self._seen(scheduler, sequence))
-                if sequence.takes_any_library != takes_any_library:
-                    self._was_relaxed(sequence, now)
-            for end in ends:
-                if end.code in ("context_length_exceeded", "invalid_value"):
-                    self._was_unfit(end.sequence, self._seen(scheduler, end.sequence))
-                elif end.code != "deadline_exceeded":
-                    self._was_given_up(end, now)
-            return ends
+            for ends in expire(now):
+                for sequence, (length, takes_any_library) in before.items():
+                    if sequence.max_length != length:
+                        self._was_shortened(sequence, now, length, self._seen(scheduler, sequence))
+                    if sequence.takes_any_library != takes_any_library:
+                        self._was_relaxed(sequence, now)
+                    before[sequence] = sequence.max_length, sequence.takes_any_library
+                for end in ends:
+                    if end.code in ("context_length_exceeded", "invalid_value"):
+                        self._was_unfit(end.sequence, self._seen(scheduler, end.sequence))
+                    elif end.code != "deadline_exceeded":
+                        self._was_given_up(end, now)
+                yield ends
 
         scheduler.expire = watched_expire  # type: ignore[method-assign]  # only this one's
 

@@ -11,6 +11,7 @@ from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
+from tests.support.chores import done
 from tests.support.oracle import OracleExecutor, expected_output, expected_pooled, expected_prompt_logprobs
 from tests.support.turns import plan_in_turn
 
@@ -69,7 +70,7 @@ class Rig:
             epoch, name or f"executor {epoch}", model, each, pool=pool, grammars=grammars
         )
         self.scheduler.add_executor(self.memberships[epoch], now)
-        self.end(self.scheduler.expire(now))
+        self.end(done(self.scheduler.expire(now)))
         return epoch
 
     def lose(self, epoch: int, pool_wait_s: float | None = None, now: float = 0.0) -> list[Sequence]:

@@ -13,6 +13,7 @@ from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalBatch, JournalState
 from scheduler_svc.core.requests.journal_replay import read_batches
+from tests.support.chores import tick
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
 
@@ -134,7 +135,7 @@ class Service:
             self.now += seconds / num_ticks
             for member in self.core.fleet:
                 self.do(self.core.from_executor(member.peer, m.ExecutorHeartbeat(epoch=member.epoch), self.now))
-            self.do(self.core.tick(self.now))
+            self.do(tick(self.core, self.now))
         self.flush()
 
     def metric(self, series: str) -> float:

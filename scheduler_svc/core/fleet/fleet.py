@@ -31,7 +31,6 @@ UNSAFE = ("step_failed", *LIES)  # causes after which nothing that the executor'
 BLAMABLE = ("step_failed", "hung", "disconnected", "silent")  # failures that a sequence may have caused
 MIN_WRONGED = 2  # clients, for one may ask for what a model cannot compute, in many ways
 DOUBTED_FOR_S = 60.0  # after a row without numbers
-MAX_ENDS_A_TICK = 8  # epochs: what they ran has to be placed anew, and others wait meanwhile
 HELLO_AGAIN_S = 0.5  # a peer that has just joined need not join again, whatever became of its epoch
 
 
@@ -132,9 +131,6 @@ class Fleet:
         first_epoch: epochs count up from here; one that no earlier life of the scheduler has given out.
         step_floor_s: what any step may take before its executor counts as hung (see StepClock).
         vocabularies: by task, what members that take it must have; of others, that of the first one.
-
-    Attributes:
-        is_behind: whether the last `tick` has left members that it would have ended.
     """
 
     def __init__(
@@ -143,7 +139,6 @@ class Fleet:
         step_floor_s: float = DEFAULT_FLOOR_S,
         vocabularies: Mapping[m.Task, Vocabulary] | None = None,
     ) -> None:
-        self.is_behind = False
         self._members: dict[Peer, Member] = {}
         self._by_epoch: dict[int, Member] = {}
         self._last_joins: dict[Peer, float] = {}  # when a peer that is connected joined last
@@ -261,27 +256,26 @@ class Fleet:
             return []
         return self._lost(member, "connection broke", now)
 
-    def tick(self, now: float) -> list[Consequence]:
-        """Ends epochs that have been silent or computing for too long, and sends heartbeats when they are due."""
-        consequences: list[Consequence] = []
-        num_before = len(self)
+    def chores(self, now: float) -> Iterator[list[Consequence]]:
+        """End epochs that have been silent or computing for too long, one at each step."""
         for member in self:
+            silence_s = now - member.last_heard
+            if silence_s > LOSS_TIMEOUT_S:
+                yield self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)
+            elif (overdue := member.steps.overdue(now)) is not None:
+                yield self._end(member, "hung", str(overdue), now, step=overdue.step)
+
+    def tick(self, now: float) -> list[Consequence]:
+        """Say which members are late or doubted no more, and send heartbeats when they are due."""
+        for member in self._members.values():
             member.membership.is_late = member.steps.is_late(now)
             if member.wronged and now - max(member.wronged.values()) > DOUBTED_FOR_S:
                 member.wronged.clear()
                 member.membership.is_doubted = False
-            self.is_behind = num_before - len(self) >= MAX_ENDS_A_TICK
-            if self.is_behind:
-                break
-            silence_s = now - member.last_heard
-            if silence_s > LOSS_TIMEOUT_S:
-                consequences += self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)
-            elif (overdue := member.steps.overdue(now)) is not None:
-                consequences += self._end(member, "hung", str(overdue), now, step=overdue.step)
-        if now - self._last_beat >= HEARTBEAT_INTERVAL_S:
-            self._last_beat = now
-            consequences += [SendToExecutor(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
-        return consequences
+        if now - self._last_beat < HEARTBEAT_INTERVAL_S:
+            return []
+        self._last_beat = now
+        return [SendToExecutor(member.peer, m.SchedulerHeartbeat(epoch=member.epoch)) for member in self]
 
     def _hello(self, peer: Peer, hello: m.Hello, now: float) -> list[Consequence]:
         if now - self._last_joins.get(peer, float("-inf")) < HELLO_AGAIN_S:

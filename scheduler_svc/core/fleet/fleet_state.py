@@ -28,16 +28,16 @@ def fleet_state(members: Iterable[Member], before: m.FleetState, largest: Callab
         largest: positions that a sequence of a task may have.
     """
     known = {state.task for state in before.tasks}
-    fingerprint, num_ready, states = before.fingerprint, 0, []
+    fingerprint, num_ready, longest, states = before.fingerprint, 0, {}, []
     everyone = list(members)
     for task in get_args(m.Task):
         able = [member for member in everyone if task in member.hello.tasks]
-        if not able and task not in known:
+        longest[task] = largest(task)
+        if not (able or longest[task] or task in known):
             continue
         ready = sum(member.standing is Standing.READY for member in able)
-        states.append(m.TaskState(task=task, num_ready=ready, max_model_len=largest(task)))
+        states.append(m.TaskState(task=task, num_ready=ready, max_model_len=longest[task]))
         if task == "generate":
             num_ready, fingerprint = ready, able[-1].hello.fingerprint if able else fingerprint
-    max_model_len = largest("generate")
-    facts = {"num_ready": num_ready, "fingerprint": fingerprint, "max_model_len": max_model_len}
+    facts = {"num_ready": num_ready, "fingerprint": fingerprint, "max_model_len": longest["generate"]}
     return msgspec.structs.replace(before, **facts, tasks=tuple(states))

@@ -307,12 +307,16 @@ class GroupCommit(Generic[AnyAnnouncement]):
 
     def tick(self, now: float) -> list[AnyAnnouncement]:
         """Give up a batch that is stuck. Returns what may be told then: everything."""
-        for _ in range(min(MAX_BATCH_RECORDS, len(self._dropped))):
-            self._dropped.popleft()
         write = self._write
         if write is None or self._phase is JournalPhase.STUCK or now - write.since <= write.limit_s:
             return []
         return self._give_up(write, JournalPhase.STUCK, now, now + RETRY_AFTER_S)
+
+    def chores(self) -> Iterator[None]:
+        """Free what is not wanted any more, a little at each step."""
+        while self._dropped:
+            self._dropped.popleft()
+            yield
 
     def paused(self, seconds: float, now: float) -> None:
         """The caller has not run for so long, and perhaps nor has the disk."""

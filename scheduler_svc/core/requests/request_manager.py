@@ -6,7 +6,6 @@ waits in the outbox for its reader.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 
 import msgspec
 
@@ -37,16 +36,13 @@ from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.recovery import CrashCount, life_record, of_this_tokenizer, remembered, restored
 from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
-from scheduler_svc.core.requests.retention import MAX_OVER_A_TICK
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, can_return
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 RECONNECT_GRACE_S = 30.0
 LIFE_EVERY_S = 0.1
-MAX_ENDS_A_TICK = 64  # requests whose clients did not come back; others wait for the next tick, which comes at once
-MAX_LEFT_A_TICK = 128  # requests that lose their reader; likewise
-MAX_TOLD_A_TICK = 128  # announcements that were released together; likewise
+MAX_TOLD_AT_ONCE = 128  # announcements: what more are released together is told as a chore
 NO_LIFE = LifeRecord(0)
 AT_RISK = "requests accepted from now on would not survive the scheduler"
 
@@ -68,7 +64,6 @@ class RequestManager:
         table: the requests that are open or retained.
         group_commit: holds announcements back until the journal has their records.
         outbox: what waits for frontends.
-        is_behind: whether the last `tick` has left work for the next.
     """
 
     def __init__(
@@ -85,7 +80,6 @@ class RequestManager:
     ) -> None:
         self.frontends = Frontends()
         self.outbox = Outbox()
-        self.is_behind = False
         self.table = RequestTable()
         self.group_commit: GroupCommit[Announcement] = GroupCommit(journal, first_batch)
         self._scheduler = scheduler
@@ -153,7 +147,7 @@ class RequestManager:
         if request is None or request.ended_at is not None or request.peer != peer:
             return []
         self.outbox.close(request.sequences)
-        return self._leave_alone([request], now)
+        return self._leave_alone(request, now)
 
     def cancel(self, peer: Peer, request_id: str, index: int, now: float) -> list[Action]:
         """A frontend wants no more of a request, or of one of its sequences.
@@ -169,12 +163,12 @@ class RequestManager:
         """The connection to a frontend broke: its requests have no reader until a client comes back."""
         if not self.frontends.remove(peer):
             return []
-        num_requests = self.table.num_of_peer(peer)
+        num_requests = len(self.table.of_peer(peer))
         self.outbox.forget(peer)
         self._gone.append(peer)
         level: Level = "warning" if num_requests else "info"
         noted = log_line(level, "frontend gone", peer=peer.hex(), reason=reason, requests_detached=num_requests)
-        return [noted, *(self._leave_some(now) if len(self._gone) == 1 else [])]
+        return [noted]
 
     # --- what the scheduler gives ---
 
@@ -200,24 +194,34 @@ class RequestManager:
                 self._tell([end])
         return log_lines.failures(ends)
 
+    def chores(self, now: float) -> Iterator[list[Action]]:
+        """Do what is due and may be much, a little at each step. What the caller leaves undone the next call finds."""
+        while self._gone:
+            for request in [*self.table.of_peer(self._gone[0])]:
+                yield self._leave_alone(request, now)
+            self._gone.popleft()
+        while self._untold:
+            self._tell_next()
+            yield []
+        while (late := next(self.table.late(now), None)) is not None:
+            noted = log_line("info", "request cancelled: its client did not come back", request=late.id)
+            yield [noted, *self._cancel(late.id, -1, now)]
+        for request_ids in self.table.let_go(now):
+            for request_id in request_ids:
+                self.group_commit.let_go(request_id)
+            yield []
+        for _ in self.group_commit.chores():
+            yield []
+
     def tick(self, now: float) -> list[Action]:
-        """End what is late: frontends that hang, requests whose client did not come back, a journal that is stuck.
-        Go on with what has been left."""
-        actions = self._leave_some(now)
-        self._tell_some()
+        """Do what is due and never much: find frontends that hang, and a journal that is stuck or too long."""
+        actions: list[Action] = []
         for peer, silence_s in self.frontends.newly_silent(now):  # it is busy, or frozen: nothing ends for that
             facts = {"peer": peer.hex(), "pid": self.frontends.pid(peer), "silent_s": round(silence_s, 1)}
             actions.append(log_line("warning", "frontend silent", **facts))
         for peer, _ in self.frontends.hanging(now):
             end = EndFrontend(peer, self.frontends.pid(peer))
             actions += [*self.gone(peer, "it hangs and is ended", now), end]
-        overdue = [*islice(self.table.late(now), MAX_ENDS_A_TICK)]
-        for late in overdue:
-            actions.append(log_line("info", "request cancelled: its client did not come back", request=late.id))
-            actions += self._cancel(late.id, -1, now)
-        let_go = self.table.let_go(now)
-        for request_id in let_go:
-            self.group_commit.let_go(request_id)
         overgrown = self.group_commit.overgrown()
         if self._crash_count.survived(now) or overgrown == LIFE:
             self._life_noted, self._life_due = None, now
@@ -227,8 +231,6 @@ class RequestManager:
         self._tell(self.group_commit.tick(now))
         if was_ok and self.group_commit.state is JournalState.FAILED:
             actions.append(log_line("error", "journal stuck", consequence=AT_RISK))
-        is_full = len(overdue) == MAX_ENDS_A_TICK or len(let_go) >= MAX_OVER_A_TICK
-        self.is_behind = is_full or bool(self._gone or self._untold)
         return actions
 
     def paused(self, seconds: float, now: float) -> None:
@@ -342,23 +344,10 @@ class RequestManager:
             if (life := self._life(now)) != before:
                 self._note([life], [], now)
 
-    def _leave_some(self, now: float) -> list[Action]:
-        """Leave some requests alone whose frontend is gone. A client that has attached to one meanwhile has it."""
-        if not self._gone:
-            return []
-        requests = [*islice(self.table.of_peer(self._gone[0]), MAX_LEFT_A_TICK)]
-        if len(requests) < MAX_LEFT_A_TICK:
-            self._gone.popleft()
-        return self._leave_alone(requests, now)
-
-    def _leave_alone(self, requests: list[Request], now: float) -> list[Action]:
-        """These requests have lost their reader: cancel them when the grace is over, or now if there is none."""
-        actions: list[Action] = []
-        for request in requests:
-            self.table.detach(request, self._grace_s, now)
-            if self._grace_s == 0:
-                actions += self._cancel(request.id, -1, now)
-        return actions
+    def _leave_alone(self, request: Request, now: float) -> list[Action]:
+        """A request has lost its reader: cancel it when the grace is over, or now if there is none."""
+        self.table.detach(request, self._grace_s, now)
+        return [] if self._grace_s else self._cancel(request.id, -1, now)
 
     def _cancel(self, request_id: str, index: int, now: float) -> list[Action]:
         request = self.table.find(request_id)
@@ -376,20 +365,19 @@ class RequestManager:
         is_first = not self._untold
         self._untold += announcements
         if is_first:
-            self._tell_some()
+            for _ in range(min(MAX_TOLD_AT_ONCE, len(self._untold))):
+                self._tell_next()
 
-    def _tell_some(self) -> None:
-        for _ in range(min(MAX_TOLD_A_TICK, len(self._untold))):
-            announcement = self._untold.popleft()
-            match announcement:
-                case StepOutput():
-                    self.outbox.push(announcement)
-                case SequenceEnd():
-                    self.outbox.end(announcement)
-                case Acceptance(peer, request) if peer in self.frontends and request.peer in (peer, None):
-                    self.outbox.accepted(peer, request.id)
-                case Attachment(peer, request, progress) if peer in self.frontends:
-                    self._attached(peer, request, progress)
+    def _tell_next(self) -> None:
+        match announcement := self._untold.popleft():
+            case StepOutput():
+                self.outbox.push(announcement)
+            case SequenceEnd():
+                self.outbox.end(announcement)
+            case Acceptance(peer, request) if peer in self.frontends and request.peer in (peer, None):
+                self.outbox.accepted(peer, request.id)
+            case Attachment(peer, request, progress) if peer in self.frontends:
+                self._attached(peer, request, progress)
 
     def _attached(self, peer: Peer, request: Request, progress: tuple[Progress, ...]) -> None:
         submit = request.submit

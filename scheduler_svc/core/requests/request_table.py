@@ -8,7 +8,7 @@ finds the rest; one that no client can come back for is forgotten then.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from common.errors import RequestRejected
@@ -114,13 +114,9 @@ class RequestTable:
         """All requests, in no order that matters."""
         return [*self._retained.values(), *self._open.values()]
 
-    def num_of_peer(self, peer: Peer) -> int:
-        """How many open requests this frontend reads."""
-        return len(self._by_peer.get(peer, {}))
-
-    def of_peer(self, peer: Peer) -> Iterator[Request]:
+    def of_peer(self, peer: Peer) -> Collection[Request]:
         """Open requests that this frontend reads, in the order in which it began to."""
-        return iter(self._by_peer.get(peer, {}).values())
+        return self._by_peer.get(peer, {}).values()
 
     def num_counted(self, client: str) -> int:
         """Open requests of a client that count for its limit."""
@@ -183,12 +179,12 @@ class RequestTable:
         """The caller has not run for so long, and could not hear of clients that came back."""
         self._absences.paused(seconds)
 
-    def let_go(self, now: float) -> list[str]:
-        """Forget what has been retained long enough (see `Retention.let_go`), or is too much. Returns the ids."""
-        gone = self._retention.let_go(now)
-        for request_id in gone:
-            del self._retained[request_id]
-        return gone
+    def let_go(self, now: float) -> Iterator[list[str]]:
+        """Forget what has been retained long enough, or is too much. See `Retention.let_go`."""
+        for request_ids in self._retention.let_go(now):
+            for request_id in request_ids:
+                del self._retained[request_id]
+            yield request_ids
 
     def _retain(self, request: Request, now: float) -> None:
         request.ended_at = now

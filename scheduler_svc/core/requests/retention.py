@@ -6,11 +6,11 @@ after the last of them has ended; until then an open one *holds* those that have
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 RETAIN_S = 300.0
 MAX_RETAINED = 10_000  # requests that have ended, held ones among them
-MAX_OVER_A_TICK = 256  # requests that are let go because their time is over; others wait for the next tick
 MAX_RETAINED_BYTES = 128 * 2**20  # of their tokens, log-probabilities and constraints
 
 
@@ -66,16 +66,14 @@ class Retention:
         self._num_bytes += num_bytes
         self._put(name, whole)
 
-    def let_go(self, now: float) -> list[str]:
-        """Forget what is too much, and some of what has been retained long enough. Returns the ids."""
-        gone: list[str] = []
-        while self._over and (self._is_too_much or (len(gone) < MAX_OVER_A_TICK and self._is_oldest_over(now))):
-            gone += self._forget(self._over.popitem(last=False)[1])
+    def let_go(self, now: float) -> Iterator[list[str]]:
+        """Forget what is too much, or has been retained long enough: at each step a whole, whose ids are given."""
+        while self._over and (self._is_too_much or self._is_oldest_over(now)):
+            yield self._forget(self._over.popitem(last=False)[1])
         while self._held and self._is_too_much:
             name, whole = self._held.popitem(last=False)
-            gone += self._forget(whole)
             self._open[name] = whole
-        return gone
+            yield self._forget(whole)
 
     def _is_oldest_over(self, now: float) -> bool:
         return next(iter(self._over.values())).ended_at + RETAIN_S <= now

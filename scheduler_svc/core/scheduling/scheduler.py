@@ -273,15 +273,11 @@ class Scheduler:
             self._note_length(end)
         return ends
 
-    def expire(self, now: float) -> list[SequenceEnd]:
+    def expire(self, now: float) -> Iterator[list[SequenceEnd]]:
         """End what has passed its deadline, and what has waited `pool_grace_s` for an executor that fits it; instead, a
-        default `max_tokens` is shortened, and any grammar library will do (`take_relaxed`). To be called each 0.1 s."""
+        default `max_tokens` is shortened, and any grammar library will do (`take_relaxed`). Each step is one sequence.
+        To be called each 0.1 s."""
         return self.sequences.expire(now)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the last `expire` has left sequences that it would have ended."""
-        return self.sequences.is_behind
 
     def take_relaxed(self) -> list[Sequence]:
         """Sequences that may be masked by another library than their grammar's, since the last call."""

@@ -5,7 +5,6 @@ a plan (`executor_state.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 
 import msgspec
 
@@ -23,8 +22,6 @@ from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects, is_sus
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
 from scheduler_svc.core.sequence import Doubt, Earlier, Sequence, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
-
-MAX_ENDS_A_TICK = 64  # more wait for the next tick, which comes at once
 
 
 class Sequences:
@@ -44,7 +41,6 @@ class Sequences:
         pools: those that wait for an executor.
         in_doubt: sequences that are computed once more because a row had no numbers.
         moves: since `take_moves` was called.
-        is_behind: whether the last `expire` has left sequences that it would have ended.
     """
 
     def __init__(
@@ -63,7 +59,6 @@ class Sequences:
         self.pools = Pools()
         self.in_doubt: dict[Sequence, None] = {}
         self.moves = Moves()
-        self.is_behind = False
         self._open: dict[Sequence, None] = {}
         self._deadlines = Deadlines()
         self._relaxed: list[Sequence] = []
@@ -219,15 +214,18 @@ class Sequences:
         """See `Scheduler.cancel`."""
         return [self.end(s, "cancelled") for s in sequences if s.state is not State.FINISHED]
 
-    def expire(self, now: float) -> list[SequenceEnd]:
-        """End what has passed its deadline."""
+    def expire(self, now: float) -> Iterator[list[SequenceEnd]]:
+        """See `Scheduler.expire`."""
         self._now = max(self._now, now)
         self.pools.expire(now)
         self._stop_awaiting()
         self.regroup()
-        given_up = [*islice(self._due(now), MAX_ENDS_A_TICK)]
-        self.is_behind = len(given_up) == MAX_ENDS_A_TICK
-        return [end for ends in given_up for end in ends]
+        for sequence in self._deadlines.passed(now):
+            yield [self.end(sequence, "error", "the request's time is up", "deadline_exceeded")]
+        for sequence in self.waiting.hopeless(self.capacities.can_hold):
+            yield self._give_up_hope(sequence)
+        for sequence in self.waiting.stranded(now - self.capacities.grace_s, self.capacities.others_since):
+            yield self._give_up_waiting(sequence)
 
     def take_relaxed(self) -> list[Sequence]:
         """See `Scheduler.take_relaxed`."""
@@ -298,15 +296,6 @@ class Sequences:
         assert ranks == sorted(ranks), "waiting sequences are out of order"
 
     # --- inside ---
-
-    def _due(self, now: float) -> Iterator[list[SequenceEnd]]:
-        """What becomes of each sequence whose time is up: an end, if it does not go on with less than it asked for."""
-        for sequence in self._deadlines.passed(now):
-            yield [self.end(sequence, "error", "the request's time is up", "deadline_exceeded")]
-        for sequence in self.waiting.hopeless(self.capacities.can_hold):
-            yield self._give_up_hope(sequence)
-        for sequence in self.waiting.stranded(now - self.capacities.grace_s, self.capacities.others_since):
-            yield self._give_up_waiting(sequence)
 
     def _enter(self, sequence: Sequence) -> None:
         self._open[sequence] = None
