@@ -274,7 +274,7 @@ class Core:
         self.requests.stepped(output, now)
         actions = log_lines.failures(output.ends)
         actions += log_lines.numberless(self._name(result.epoch), result, output.numberless)
-        for epoch, client in self.scheduler.take_convictions():
+        for epoch, client in output.convictions:
             actions += self._follow(self.fleet.gave_no_numbers(epoch, client, now), now)
         return [*actions, *self._end_if_drained(result.epoch, now)]
 

@@ -68,6 +68,8 @@ class StepOutput:
         returned: those of `sequences` that waited since their last token.
         late: those of `sequences` that wait already; their tokens were in flight.
         numberless: sequences that got none, because the model's scores are no numbers.
+        convictions: epochs that gave earlier rows of these sequences no numbers, though there are some; each with the
+            client whose row it was.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -82,6 +84,7 @@ class StepOutput:
     returned: Lists[Sequence] = ()
     late: Lists[Sequence] = ()
     numberless: Lists[Sequence] = ()
+    convictions: Lists[tuple[int, str]] = ()
 
     def split(self) -> tuple["StepOutput | None", "StepOutput | None"]:
         """What goes to sequences that the journal follows, and what to the others, as readers are told it."""

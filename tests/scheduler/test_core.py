@@ -27,6 +27,17 @@ def test_a_request_is_served_and_the_status_shows_it():
     assert (executor.executor, executor.state, executor.build, executor.steps) == ("one", "ready", "test", 6)
 
 
+def test_frontends_hear_of_an_executor_that_came_and_went_in_one_turn():
+    service = Service(model="demo")
+    service.say(m.FrontendHello(pid=1))
+    service.join("one")
+    service.do(service.core.executor_gone(b"one", service.now))
+    service.wait(0.1)
+    (state,) = [told for told in service.said[b"web"] if isinstance(told, m.FleetState) and told.tasks]
+    assert (state.num_ready, state.max_model_len) == (0, service.core.scheduler.largest(service.now))
+    assert state.max_model_len > 0
+
+
 @pytest.mark.parametrize("finish", [False, True])
 def test_an_operator_drains_an_executor(finish):
     """Its sequence goes on elsewhere at once, or (finish) ends there before it is let go."""

@@ -97,7 +97,7 @@ def test_it_goes_on_elsewhere_with_the_tokens_that_it_would_have_had(at, window,
     rig.finish()
     assert rig.ends[sequence].reason == "length"
     expected = [(1, "a")] if at < max_tokens else []
-    assert rig.scheduler.take_convictions() == expected
+    assert rig.convictions == expected
     assert all(executor.num_doubts == 0 for executor in rig.scheduler.executors)
 
 
@@ -113,7 +113,7 @@ def test_a_request_that_no_executor_can_compute_ends_and_harms_nobody():
         pass
     assert (rig.ends.pop(bad).code, rig.outputs.pop(bad)) == ("internal_error", [])
     rig.finish()
-    assert rig.scheduler.take_convictions() == []
+    assert rig.convictions == []
     assert rig.scheduler.stats.cached_prompt_tokens >= 2 * len(SYSTEM) - 4, "its prefix stays in the cache"
 
 
@@ -134,8 +134,8 @@ def test_a_doubt_ends_with_its_sequence_or_its_executor(is_cancelled):
     assert not rig.scheduler.sequences.in_doubt
 
 
-def broken(num_requests, clients):
-    """Two executors, of which one computes no numbers, and requests that come one after the other."""
+def with_broken_executor():
+    """A service with two executors, of which one computes no numbers."""
     service = Service(step_s=0.01)
     for name in ("broken", "good"):
         service.join(name)
@@ -147,6 +147,27 @@ def broken(num_requests, clients):
         return msgspec.structs.replace(result, token_ids=tokens.tobytes())
 
     service.executors["broken"].run = without
+    return service
+
+
+@pytest.mark.parametrize("ends", ["request", "executor"])
+def test_what_is_in_doubt_may_end_before_the_next_plan(ends):
+    service = with_broken_executor()
+    service.submit("a")
+    planned, *_ = service.core.plans(service.now)
+    assert planned.peer == b"broken"
+    service.do(service.core.from_executor(b"broken", service.executors["broken"].run(planned.message), service.now))
+    if ends == "request":
+        service.say(m.Cancel(request_id="a"))
+    else:
+        service.do(service.core.executor_gone(b"broken", service.now))
+    service.turn()
+    assert service.endings == {(b"web", "a", 0): "cancelled" if ends == "request" else "length"}
+
+
+def broken(num_requests, clients):
+    """The same, and requests that come one after the other."""
+    service = with_broken_executor()
     for i in range(num_requests):
         service.submit(f"r{i}", client=clients[i % len(clients)])
         service.turn()

@@ -37,6 +37,7 @@ class Rig:
 
     Attributes:
         outputs, ends: what came out of each sequence, and how it ended.
+        convictions: epochs whose rows had no numbers, although there were some, with the clients of the rows.
         plans: all plans so far, by epoch.
         memberships: by epoch; a test changes them where a fleet would.
     """
@@ -49,6 +50,7 @@ class Rig:
         self.plans: dict[int, list[m.Plan]] = {}
         self.outputs: dict[Sequence, list[int]] = {}
         self.ends: dict[Sequence, SequenceEnd] = {}
+        self.convictions: list[tuple[int, str]] = []
         for each in executors or (limits(),):
             self.join(each)
 
@@ -116,6 +118,7 @@ class Rig:
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             self.outputs[sequence].append(token)
         self.end(output.ends)
+        self.convictions += output.convictions
         self.scheduler.check()
 
     def end(self, ends: list[SequenceEnd]) -> None:

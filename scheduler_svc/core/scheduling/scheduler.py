@@ -67,7 +67,6 @@ class Scheduler:
         self._hash_function = hash_function
         self.history = LengthHistory()
         self._suspects = self.sequences.suspects
-        self._convictions: list[tuple[int, str]] = []
         self._admission = Admission(self.sequences, self.history, self.stats, placement, look_ahead=config.look_ahead)
 
     @property
@@ -201,8 +200,7 @@ class Scheduler:
         self.stats.output_tokens += len(output.tokens)
         if self._suspects:
             self._suspects.answered([*oldest.unsampled, *((sequence, NO_POSITION) for sequence in output.sequences)])
-        if self.sequences.in_doubt:
-            self._judge(output)
+        convictions = self._convictions(output) if self.sequences.in_doubt else []
         begun = output.firsts
         if output.prompt_logprobs:
             begun = [*(came.sequence for came in output.prompt_logprobs if came.first == 0), *begun]
@@ -212,17 +210,12 @@ class Scheduler:
         for end in output.ends:
             self.sequences.end(end.sequence, end.reason, end.error, end.code)
             self._note_length(end)
-        if output.numberless:
+        if output.numberless or convictions:
             ends = [end for sequence in output.numberless for end in self.sequences.doubt(executor, sequence)]
             for end in ends:
                 self._note_length(end)
-            output = replace(output, ends=[*output.ends, *ends])
+            output = replace(output, ends=[*output.ends, *ends], convictions=convictions)
         return output
-
-    def take_convictions(self) -> list[tuple[int, str]]:
-        """Epochs whose rows had no numbers where another computation gave some, since the last call; and whose rows."""
-        convictions, self._convictions = self._convictions, []
-        return convictions
 
     def take_moves(self) -> Moves:
         """Sequences that were admitted, or lost their lane, since the last call."""
@@ -362,13 +355,14 @@ class Scheduler:
         self.stats.answered(end.sequence.num_output)
         self._learn(end.sequence, end.reason)
 
-    def _judge(self, output: StepOutput) -> None:
+    def _convictions(self, output: StepOutput) -> list[tuple[int, str]]:
         """For some sequences in doubt this answer has numbers: something else was why they had none before."""
-        ended = [end.sequence for end in output.ends]
-        for sequence in dict.fromkeys([*output.sequences, *ended]):
+        convictions = []
+        for sequence in dict.fromkeys([*output.sequences, *(end.sequence for end in output.ends)]):
             if (doubt := self.sequences.settle(sequence)) is not None:
                 self.sequences.convict(sequence, doubt)
-                self._convictions.append((doubt.epoch, sequence.client))
+                convictions.append((doubt.epoch, sequence.client))
+        return convictions
 
     def _learn(self, sequence: Sequence, ended: FinishReason) -> None:
         """How long an answer was: one that its client cancelled ended as well; one with an error would be longer."""
