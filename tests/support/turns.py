@@ -8,8 +8,8 @@ from scheduler_svc.core.scheduling.suspects import is_suspect
 def plan_in_turn(scheduler: Scheduler, epoch: int) -> Plan | None:
     """The next plan, of which is checked whose turn it is.
 
-    The first in rank of an executor has a row in every plan but a suspect's, or waits with its prompt only for decodes
-    of others to end. No two plans of suspects follow each other while others have rows.
+    The first in rank of those that run has a row in every plan but a suspect's, with which it may leave its lane, or
+    waits with its prompt only for decodes of others to end. No two plans of suspects follow each other while others have rows.
     """
     executor = scheduler.executor(epoch)
     ranks = [sequence.rank for sequence in scheduler]
@@ -20,7 +20,7 @@ def plan_in_turn(scheduler: Scheduler, epoch: int) -> Plan | None:
     if plan is None:
         return None
     running, planned = list(executor.running), executor.inflight[-1]
-    first = running[0] if running else None
+    first = min({*running, *planned.everyone}, key=lambda sequence: sequence.rank, default=None)
     if executor.is_suspects:
         assert len(planned.everyone) == len(executor.inflight) == 1, "a suspect is not alone"
         others = [sequence for sequence in running if not is_suspect(sequence) and sequence not in planned.everyone]
