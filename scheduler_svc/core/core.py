@@ -34,6 +34,8 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
 MAX_LOGGED_REASON = 300  # characters: executors send more
+CHORES_EVERY_S = 0.1  # if the last time has left none undone
+FLEET_EVERY_S = 0.1  # frontends are told of the fleet so often, if nothing has happened in it, and at once if it has
 FORGIVE_S = 3.0  # after a pause: executors drop the connection to a silent scheduler, and are not to blame
 
 
@@ -72,6 +74,7 @@ class Core:
         self._forgiving_until = float("-inf")
         self._planned_last = 0  # epoch of the executor that was last asked for
         self._fleet_state = no_fleet(config.scheduler.max_waiting)
+        self._fleet_due = self._chores_due = now
 
     # --- executors ---
 
@@ -92,9 +95,8 @@ class Core:
     def plans(self, now: float) -> Iterator[SendToExecutor]:
         """All plans that executors can be sent now. Each must be sent, or its epoch ends. Where the caller leaves off,
         the next call goes on."""
-        members = list(self.fleet)
-        first = next((i for i, member in enumerate(members) if member.epoch > self._planned_last), 0)
-        for member in members[first:] + members[:first]:
+        last = self._planned_last
+        for member in sorted(self.fleet, key=lambda member: member.epoch <= last):
             self._planned_last = member.epoch
             while self.fleet.member(member.epoch) and (plan := self.scheduler.plan(member.epoch)) is not None:
                 self.fleet.plan_sent(member.epoch, plan.step, len(plan.token_ids) // 4, now)
@@ -194,13 +196,17 @@ class Core:
     # --- time ---
 
     def chores(self, now: float) -> Iterator[list[Action]]:
-        """Do what is due and may be much, a little at each step. What the caller leaves undone the next call finds."""
+        """Do what is due and may be much, a little at each step: what is to be told at once, and the rest ten times a
+        second. What the caller leaves undone the next call finds."""
         self._notice_pause(now)
+        if now < self._chores_due and not self.requests.has_untold:
+            return
         for consequences in self.fleet.chores(now):
             yield self._follow(consequences, now)
         for ends in self.scheduler.expire(now):
             yield self.requests.ended(ends, now)
         yield from self.requests.chores(now)
+        self._chores_due = now + CHORES_EVERY_S
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due and never much. To be called after `chores`, at least ten times a second."""
@@ -239,6 +245,8 @@ class Core:
         """What follows from what happened in the fleet."""
         actions: list[Action] = []
         for event in consequences:
+            if not isinstance(event, (SendToExecutor, f.StepAnswered)):
+                self._fleet_due = now
             match event:
                 case SendToExecutor() | AdmitExecutor() | DismissExecutor():
                     actions.append(event)
@@ -323,6 +331,9 @@ class Core:
 
     def _tell_fleet(self, now: float) -> list[Action]:
         """Tell frontends of the fleet once a turn, if it has changed, or a large executor has not come back."""
+        if now < self._fleet_due:
+            return []
+        self._fleet_due = now + FLEET_EVERY_S
         state = fleet_state(self.fleet, self._fleet_state, lambda task: self.scheduler.largest(now, task))
         if state == self._fleet_state:
             return []

@@ -162,11 +162,13 @@ class EventLoop:
     # --- the parts of a turn ---
 
     def _for_a_while(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Items until this part of the turn has taken long enough."""
-        until = self._cpu_clock() + PART_S
+        """One item, and others until they have taken long enough."""
+        until: float | None = None
         for item in items:
             yield item
-            if self._cpu_clock() >= until:
+            now = self._cpu_clock()
+            until = now + PART_S if until is None else until
+            if now >= until:
                 self.is_behind = True
                 return
 

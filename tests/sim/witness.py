@@ -19,7 +19,7 @@ from scheduler_svc.core.step_output import StepOutput
 from tests.sim.adoption_book import AdoptionBook
 from tests.sim.library_book import LibraryBook
 from tests.sim.models import LIBRARY, VOCAB_SIZE, capacity
-from tests.sim.pool_book import PoolBook
+from tests.sim.pool_book import TOO_LATE_S, PoolBook
 from tests.sim.token_book import TokenBook
 from tests.sim.world import World
 
@@ -376,9 +376,10 @@ class Witness:
             return
         for member in core.fleet:
             silence_s = now - self._heard[member.peer]
-            assert silence_s <= LOSS_TIMEOUT_S, f"{member.hello.executor} is silent for {silence_s:.1f} s"
+            assert silence_s <= LOSS_TIMEOUT_S + TOO_LATE_S, f"{member.hello.executor} is silent for {silence_s:.1f} s"
         for sequence in core.scheduler:
-            assert sequence.deadline is None or sequence.deadline > now, f"{sequence.request_id} outlives its deadline"
+            is_in_time = sequence.deadline is None or sequence.deadline + TOO_LATE_S > now
+            assert is_in_time, f"{sequence.request_id} outlives its deadline"
 
     def look_at_journal(self, core: Core, false_since: float | None) -> None:
         """A look at a moment between two turns, for a journal that has not what was written since then."""

@@ -9,7 +9,8 @@ def plan_in_turn(scheduler: Scheduler, epoch: int) -> Plan | None:
     """The next plan, of which is checked whose turn it is.
 
     The first in rank of those that run has a row in every plan but a suspect's, with which it may leave its lane, or
-    waits with its prompt only for decodes of others to end. No two plans of suspects follow each other while others have rows.
+    waits with its prompt only for decodes of others to end. No two plans of suspects follow each other while others
+    have rows.
     """
     executor = scheduler.executor(epoch)
     ranks = [sequence.rank for sequence in scheduler]

@@ -22,9 +22,9 @@ is lost leads to FAILED, or to STUCK while a batch is being written, because the
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from scheduler_svc.core.requests.journal_records import AnyRecord, RequestRecord, encode, encode_one, version_of
 from scheduler_svc.core.requests.log_length import LogLength
@@ -52,30 +52,26 @@ class JournalState(Enum):
 
 
 class JournalPhase(Enum):
-    """Where the group commit stands (see the diagram above)."""
+    """Where the group commit stands (see the diagram above).
 
-    OFF = auto()
-    RECORDING = auto()  # announcements wait for their records
-    STUCK = auto()  # the batch that was given up may still be written; no record is kept
-    FAILED = auto()  # no record is kept; the journal is begun anew when `RETRY_AFTER_S` has passed
-    REPLACING = auto()  # the journal is begun anew, piece by piece; announcements do not wait
-    CATCHING_UP = auto()  # all pieces are written, and what was told meanwhile is not; announcements wait again
+    Attributes:
+        state: what status and metrics show of it.
+        is_recording: whether records are kept.
+        holds_back: whether a new announcement waits until its records are written.
+    """
 
-    @property
-    def state(self) -> JournalState:
-        """What status and metrics show of it."""
-        if self is JournalPhase.OFF:
-            return JournalState.OFF
-        return JournalState.OK if self is JournalPhase.RECORDING else JournalState.FAILED
+    OFF = auto(), JournalState.OFF
+    RECORDING = auto(), JournalState.OK, True, True
+    STUCK = auto(), JournalState.FAILED  # the batch that was given up may still be written
+    FAILED = auto(), JournalState.FAILED  # the journal is begun anew when `RETRY_AFTER_S` has passed
+    REPLACING = auto(), JournalState.FAILED, True  # the journal is begun anew, piece by piece
+    CATCHING_UP = auto(), JournalState.FAILED, True, True  # pieces are written; what was told meanwhile is not
 
-    @property
-    def holds_back(self) -> bool:
-        """Whether a new announcement waits until its records are written."""
-        return self in (JournalPhase.RECORDING, JournalPhase.CATCHING_UP)
+    def __init__(self, number: int, state: JournalState, is_recording: bool = False, holds_back: bool = False) -> None:
+        self.state, self.is_recording, self.holds_back = state, is_recording, holds_back
 
 
-@dataclass(frozen=True, slots=True)
-class JournalBatch:
+class JournalBatch(NamedTuple):
     """Records to be written in one transaction.
 
     Attributes:
@@ -142,25 +138,6 @@ class _Entry(Generic[AnyAnnouncement]):
 
 
 @dataclass(slots=True)
-class _Share:
-    """Records that a batch takes of one kind, and their encoded forms."""
-
-    max_records: int
-    records: list[AnyRecord] = field(default_factory=list)
-    encoded: list[bytes] = field(default_factory=list)
-    num_bytes: int = 0
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.records) >= self.max_records or self.num_bytes >= MAX_BATCH_BYTES
-
-    def take(self, record: AnyRecord) -> None:
-        self.records.append(record)
-        self.encoded.append(encode_one(record))
-        self.num_bytes += len(self.encoded[-1])
-
-
-@dataclass(slots=True)
 class _Write(Generic[AnyAnnouncement]):
     """A batch that is being written.
 
@@ -215,7 +192,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
     @property
     def is_recording(self) -> bool:
         """Whether records are of any use at the moment."""
-        return self._phase.holds_back or self._phase is JournalPhase.REPLACING
+        return self._phase.is_recording
 
     @property
     def is_settled(self) -> bool:
@@ -349,22 +326,14 @@ class GroupCommit(Generic[AnyAnnouncement]):
         """Hand over the next piece, and what has gathered."""
         number = self._number
         self._number += 1
-        has_piece, piece, gathered = self._pieces is not None, _Share(self.max_requests), _Share(self.max_records)
-        while self._pieces is not None and not piece.is_full:
-            if (record := next(self._pieces, None)) is None:
-                self._pieces = None
-            else:
-                piece.take(record)
-        announcements: list[AnyAnnouncement] = []
+        has_piece = self._pieces is not None
+        records, encoded = _until_full(self._next_pieces(), self.max_requests) if has_piece else ([], [])
         oldest_at = self._entries[0].at if self._entries else now
-        while self._entries and not gathered.is_full:
-            entry = self._entries.popleft()
-            announcements += entry.announcements
-            for record in entry.records:
-                gathered.take(record)
-        records = piece.records + gathered.records
-        self._coming.difference_update(r.submit.request_id for r in gathered.records if isinstance(r, RequestRecord))
-        payload = frame(piece.encoded + gathered.encoded)
+        announcements: list[AnyAnnouncement] = []
+        gathered, encoded_too = _until_full(self._next_entries(announcements), self.max_records)
+        self._coming.difference_update(r.submit.request_id for r in gathered if isinstance(r, RequestRecord))
+        records += gathered
+        payload = frame(encoded + encoded_too)
         self._version = max(self._version, *map(version_of, records), 1)
         needed_from = self._log.add(number, records, len(payload))
         limit_s = STUCK_AFTER_S + len(payload) / SLOW_DISK_BYTES_PER_S
@@ -373,6 +342,17 @@ class GroupCommit(Generic[AnyAnnouncement]):
         is_whole = self._pieces is None
         keep_from = needed_from if is_whole else 0
         return JournalBatch(number, payload, keep_from, begins, has_piece and is_whole, self._version)
+
+    def _next_pieces(self) -> Iterator[list[AnyRecord]]:
+        for record in self._pieces or ():
+            yield [record]
+        self._pieces = None  # nobody has stopped this: they were the last
+
+    def _next_entries(self, announcements: list[AnyAnnouncement]) -> Iterator[list[AnyRecord]]:
+        while self._entries:
+            entry = self._entries.popleft()
+            announcements += entry.announcements
+            yield entry.records
 
     def _answered(self, number: int) -> _Write[AnyAnnouncement] | None:
         """The batch that is being written, if this is its number; the result of one that was stuck ends that phase."""
@@ -398,6 +378,20 @@ class GroupCommit(Generic[AnyAnnouncement]):
         self.num_failures += 1
         self._failed_at, self._retry_at = now, retry_at
         return announcements
+
+
+def _until_full(source: Iterator[list[AnyRecord]], max_records: int) -> tuple[list[AnyRecord], list[bytes]]:
+    """Records from a source until a batch has enough of that kind, and their encoded forms."""
+    records: list[AnyRecord] = []
+    encoded: list[bytes] = []
+    num_bytes = 0
+    for came in source:
+        records += came
+        encoded += (forms := [encode_one(record) for record in came])
+        num_bytes += sum(map(len, forms))
+        if len(records) >= max_records or num_bytes >= MAX_BATCH_BYTES:
+            break
+    return records, encoded
 
 
 def _introduces(record: AnyRecord, request_id: str) -> bool:

@@ -52,7 +52,7 @@ class LogLength:
     def add(self, number: int, records: list[AnyRecord], num_bytes: int) -> int:
         """A batch with these records is handed over. Returns the number of the first batch that is needed."""
         for record in records:
-            if isinstance(record, RequestRecord | LifeRecord):
+            if isinstance(record, (RequestRecord, LifeRecord)):
                 name = record.submit.request_id if isinstance(record, RequestRecord) else LIFE
                 self.forget(name)
                 self._rows[name] = _Row(number, record.num_bytes)

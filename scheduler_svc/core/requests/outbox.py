@@ -89,7 +89,7 @@ class Outbox:
 
     def push(self, output: StepOutput) -> None:
         """Sequences have new tokens, or log-probabilities of their prompts; some have ended."""
-        streams, model = self._streams, output.model
+        streams, queues, model = self._streams, self._queues, output.model
         for came in output.prompt_logprobs:
             if (stream := streams.get(came.sequence)) is not None:
                 stream.add_prompt(came.ids, came.values)
@@ -102,8 +102,9 @@ class Outbox:
             if stream.model != model:
                 stream.change_model(model)
             stream.tokens.append(token)
-            if not (stream.queued or stream.held):
-                self._queue(stream)
+            if not (stream.queued or stream.held):  # as `_queue` does: to call it for each token takes longer
+                stream.queued = True
+                queues.setdefault(stream.peer, []).append(stream)
         if output.logprobs is not None:
             self._push_logprobs(output.sequences, output.logprobs)
         for sequence in output.firsts:

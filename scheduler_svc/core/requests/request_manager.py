@@ -5,7 +5,7 @@ waits in the outbox for its reader.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -194,6 +194,11 @@ class RequestManager:
                 self._tell([end])
         return log_lines.failures(ends)
 
+    @property
+    def has_untold(self) -> bool:
+        """Whether something waits for the next `chores` to be told."""
+        return bool(self._untold)
+
     def chores(self, now: float) -> Iterator[list[Action]]:
         """Do what is due and may be much, a little at each step. What the caller leaves undone the next call finds."""
         while self._gone:
@@ -309,8 +314,8 @@ class RequestManager:
 
     def _parts(self, output: StepOutput) -> tuple[StepOutput | None, StepOutput | None]:
         """What the journal has to have of a step before it is told, and what is told at once."""
-        num_journaled = self.table.num_returning if self.group_commit.is_recording else 0
-        if num_journaled == 0:
+        num_journaled = self.table.num_returning
+        if num_journaled == 0 or not self.group_commit.is_recording:
             return None, output
         is_all = num_journaled == self.table.num_open and self.group_commit.state is JournalState.OK
         return (output, None) if is_all else output.split()
@@ -360,8 +365,10 @@ class RequestManager:
     def _note(self, records: list[AnyRecord], announcements: list[Announcement], now: float) -> None:
         self._tell(self.group_commit.add(records, announcements, now))
 
-    def _tell(self, announcements: Iterable[Announcement]) -> None:
+    def _tell(self, announcements: list[Announcement]) -> None:
         """What these announcements say is on disk, or need not be: put them into the outbox, after all before them."""
+        if not announcements:
+            return
         is_first = not self._untold
         self._untold += announcements
         if is_first:

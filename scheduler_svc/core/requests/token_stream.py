@@ -173,7 +173,15 @@ class TokenStream:
 
     def last_delta(self, told_model: str) -> TokenDelta:
         """What is to be told of the tokens of the present model, to a reader that was told this model last."""
-        ending = self.ending
+        ending, model = self.ending, "" if self.model == told_model else self.model
+        if ending is None and not self.has_logprobs:  # nearly always: what a delta leaves out takes no time
+            return TokenDelta(
+                request_id=self.sequence.request_id,
+                index=self.sequence.index,
+                token_ids=self.tokens.tobytes(),
+                num_cached_tokens=self.num_cached,
+                model=model,
+            )
         return TokenDelta(
             request_id=self.sequence.request_id,
             index=self.sequence.index,
@@ -182,7 +190,7 @@ class TokenStream:
             error="" if ending is None else ending.error,
             code="" if ending is None else ending.code,
             num_cached_tokens=self.num_cached,
-            model="" if self.model == told_model else self.model,
+            model=model,
             logprob_ids=bytes(self.logprob_ids) if self.has_logprobs else b"",
             logprobs=bytes(self.logprobs) if self.has_logprobs else b"",
             pooled=self.pooled,

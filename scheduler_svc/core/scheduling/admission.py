@@ -127,16 +127,15 @@ class Admission:
                 is alone next.
         """
         rows: list[PromptRow] = []
-        if executor.intake not in (Intake.OPEN, Intake.FULL):
+        if not executor.running.has_free_lane or executor.intake not in (Intake.OPEN, Intake.FULL):
+            return rows
+        first = self._sequences.waiting.first(executor.epoch)
+        if first is None or executor.has_refused(first):
             return rows
         forecast: Forecast | None = None
-        first: Sequence | None = None
         rooms: Rooms = {}
         overtaken = 0
         for sequence in self._sequences.waiting.candidates(executor.epoch):
-            first = first or sequence
-            if first is sequence and executor.has_refused(first):
-                break
             if not executor.running.has_free_lane or overtaken == MAX_OVERTAKEN:
                 break
             if (num_tokens := budget.tokens_for(sequence, 0)) == 0:

@@ -157,6 +157,11 @@ class WaitingQueue:
                 while group.sequences:
                     yield group.sequences[0]
 
+    def first(self, epoch: int) -> Sequence | None:
+        """The first in rank of those that an executor may run."""
+        heads = [group.sequences[0] for group in self._groups_of.get(epoch, ()) if group.sequences]
+        return min(heads, key=_rank, default=None)
+
     def candidates(self, epoch: int) -> Iterator[Sequence]:
         """The sequences that an executor may run, by rank. The one that was given last may be removed meanwhile."""
         lists = [group.sequences for group in self._groups_of.get(epoch, ())]

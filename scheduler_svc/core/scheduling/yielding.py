@@ -35,5 +35,5 @@ def _is_prompt_next(executor: ExecutorState, waiting: WaitingQueue) -> bool:
         return True
     if executor.intake is not Intake.OPEN or not executor.running.has_free_lane:
         return False
-    first = next(waiting.candidates(executor.epoch), None)
+    first = waiting.first(executor.epoch)
     return first is not None and not first.yields
