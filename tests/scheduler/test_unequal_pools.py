@@ -108,6 +108,19 @@ def test_a_default_that_was_accepted_before_any_executor_was_seen_is_shortened_a
     assert scheduler.plan(1) is not None
 
 
+def test_what_fits_an_executor_that_came_and_went_in_one_turn_waits_for_it():
+    scheduler = Scheduler()
+    (sequence,) = scheduler.add(before_any_executor("a", [1, 2, 3], 150, may_shorten=False))
+    for epoch, name, num_blocks in ((1, "small", 20), (2, "large", 40)):
+        scheduler.add_executor(Membership(epoch, name, "", pool(num_blocks)), 1.0)
+    scheduler.remove_executor(2, 1.0)
+    assert not done(scheduler.expire(1.0))
+    assert not done(scheduler.expire(0.9 + POOL_GRACE_S))
+    assert sequence.state is State.WAITING
+    (end,) = done(scheduler.expire(1.0 + POOL_GRACE_S))
+    assert end.code == "capacity_lost"
+
+
 def test_a_default_that_no_executor_can_take_for_another_reason_ends():
     """A token that is not in the vocabulary becomes none by fewer of them."""
     scheduler = Scheduler()

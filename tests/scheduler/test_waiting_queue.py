@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from common import messages as m
+from scheduler_svc.core.executor.capacity import Capacity
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
@@ -34,6 +35,12 @@ def executor(epoch, num_blocks):
     return ExecutorState(Membership(epoch, "", "", limits(num_blocks=num_blocks, max_model_len=10_000)))
 
 
+def regroup(queue, executors):
+    for each in executors:
+        queue.know(*Capacity.of(each.limits)[1:])
+    queue.regroup(executors, 50.0)
+
+
 SIZES = st.integers(1, 30)
 
 
@@ -56,7 +63,7 @@ def test_candidates_are_what_a_sorted_list_gives(entries, removed, fleets):
     waiting.sort(key=lambda s: s.rank)
     for sizes in fleets:
         executors = {epoch: executor(epoch, size) for epoch, size in enumerate(sizes)}
-        queue.regroup(executors.values(), 50.0)
+        regroup(queue, executors.values())
         assert list(queue) == waiting
         assert queue.total(with_stranded=True) == (len(waiting), len(waiting))
         stranded = []
@@ -77,7 +84,7 @@ def test_candidates_are_what_a_sorted_list_gives(entries, removed, fleets):
 def test_an_executor_may_take_sequences_while_it_goes_through_its_candidates(taken, num_positions):
     entries = [sequence(i, i, num_positions[i]) for i in range(10)]
     queue = WaitingQueue()
-    queue.regroup([executor(1, 4), executor(2, 2)], 0.0)
+    regroup(queue, [executor(1, 4), executor(2, 2)])
     for entry in entries:
         queue.add(entry, 0.0)
     expected = [entry for entry in entries if entry.max_length <= 16]

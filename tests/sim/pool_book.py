@@ -102,10 +102,13 @@ class PoolBook:
         self._stranded = {s: self._stranded.get(s, now) for s in waiting if self._limits.strands(s.params.task)}
 
     def told_fleet(self, state: m.FleetState, now: float) -> None:
-        """The core has told a frontend how long a sequence may be."""
-        expected = {task: self.of(task).limit(now) for task in TASKS if self._limits.has_seen(task)}
+        """The core has told a frontend how long a sequence may be, or might be a moment ago."""
+        tasks = [task for task in TASKS if self._limits.has_seen(task)]
         told = {each.task: each.max_model_len for each in state.tasks}
-        assert told == expected, f"frontends hear {told}, not {expected}"
+        assert list(told) == tasks, f"frontends hear of {list(told)}, not {tasks}"
+        for task in tasks:
+            least, most = self.of(task).limit(now), self.of(task).limit(now, TOO_LATE_S)
+            assert least <= told[task] <= most, f"frontends hear {told[task]} for {task}, not {least} to {most}"
         assert state.max_model_len == told.get("generate", 0)
 
     # --- requests ---

@@ -67,12 +67,17 @@ class PoolLimits:
         if epoch in self.taking:
             self._left.append((self._served_s, self.taking.pop(epoch), self._names[epoch]))
 
-    def limit(self, now: float) -> int:
-        """Positions that a sequence may need which is accepted now; 0 if any number has to be accepted."""
+    def limit(self, now: float, late_s: float = 0.0) -> int:
+        """Positions that a sequence may need which is accepted now; 0 if any number has to be accepted.
+
+        Args:
+            late_s: how long one that left counts as there beyond the grace.
+        """
         self._pass(now)
         if not self._seen:
             return 0
-        return max([self.largest, *(size for at, size, _ in self._left if self._served_s < at + self._grace_s)])
+        counts_s = self._grace_s + late_s
+        return max([self.largest, *(size for at, size, _ in self._left if self._served_s < at + counts_s)])
 
     def max_tokens(self, num_prompt: int, asked: int, *, may_shorten: bool) -> int:
         """The `max_tokens` that a request has to be accepted with now."""

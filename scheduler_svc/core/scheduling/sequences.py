@@ -175,7 +175,9 @@ class Sequences:
         self._now = max(self._now, now)
         self.executors[executor.epoch] = executor
         self._stop_awaiting(executor)
-        self.capacities.joined(executor.epoch, executor.name, Capacity.of(executor.limits), self._now)
+        known = Capacity.of(executor.limits)
+        self.capacities.joined(executor.epoch, executor.name, known, self._now)
+        self.waiting.know(known.positions, known.vocabulary)  # now: it may be gone when the queue is regrouped
         self._changed_at = self._now
 
     def regroup(self) -> None:

@@ -204,18 +204,17 @@ class WaitingQueue:
         del group.sequences[place]
 
     def know(self, positions: int, vocabulary: int) -> None:
-        """There is, or was, an executor with so much of both; `regroup` has to follow."""
+        """There is, or was, an executor with so much of both; `regroup` has to follow. Costs sequences only where a
+        size is new."""
         for sizes, size in zip(self._sizes, (positions, vocabulary), strict=True):
             if sizes.add(size):
                 self._split(sizes, size)
 
     def regroup(self, executors: Iterable[ExecutorState], now: float) -> None:
-        """Other executors take sequences than before. Costs groups times kinds of executors, and sequences only where
-        executors have a size that none had before."""
+        """Other executors take sequences than before; `know` knows the sizes of all. Costs groups times kinds of
+        executors."""
         self._kinds = kinds_of(executors)
         self._groups_of = {}
-        for kind in self._kinds:
-            self.know(kind.positions, kind.vocabulary)
         self._groups = {needs: group for needs, group in self._groups.items() if group.sequences}
         for group in self._groups.values():
             self._match(group, now)
