@@ -117,7 +117,8 @@ class FleetSimulation:
             else:
                 tick_at = self.now + TICK_S
                 self._tick()
-            self._do(self.core.plans(self.now))
+            for plans in self.core.plans(self.now):
+                self._do(plans)
 
     def executor_hours(self) -> float:
         """From each order to the executor's end, while requests arrived."""

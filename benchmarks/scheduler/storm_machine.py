@@ -37,25 +37,37 @@ class StormPort(Generic[Incoming]):
     """A port whose messages are bytes in this process.
 
     Attributes:
-        incoming: messages that have arrived.
+        incoming: messages that have arrived, by peer: what one has said is read in a row.
         lost: peers whose connections broke.
         inboxes: of the peers that are connected; messages for other peers go nowhere. None keeps no message.
     """
 
     def __init__(self, incoming: object, inboxes: dict[Peer, deque[m.Message]] | None) -> None:
-        self.incoming: deque[tuple[Peer, list[bytes]]] = deque()
+        self.incoming: dict[Peer, deque[list[bytes]]] = {}
         self.lost: list[Peer] = []
         self.inboxes = inboxes
+        self._heard: set[Peer] = set()
         self._codec: Codec[Incoming] = Codec(incoming)
 
     def put(self, peer: Peer, message: m.Message) -> None:
         """A peer has said something."""
-        self.incoming.append((peer, self._codec.encode(message)))
+        self.incoming.setdefault(peer, deque()).append(self._codec.encode(message))
+
+    def lose(self, peer: Peer) -> None:
+        """A peer closes its connection. One that was never heard has said nothing: the handshake takes both sides."""
+        if peer in self._heard:
+            self.lost.append(peer)
+        else:
+            self.incoming.pop(peer, None)
 
     def receive(self) -> Iterator[tuple[Peer, Incoming]]:
         """See `event_loop.Port`."""
         while self.incoming:
-            peer, frames = self.incoming.popleft()
+            peer, waiting = next(iter(self.incoming.items()))
+            frames = waiting.popleft()
+            if not waiting:
+                del self.incoming[peer]
+            self._heard.add(peer)
             yield peer, self._codec.decode(frames)
 
     def send(self, peer: Peer, message: m.Message) -> Sent:
@@ -187,7 +199,7 @@ class StormExecutor:
 
     def _disconnect(self) -> None:
         del self._inboxes[self._peer]
-        self._port.lost.append(self._peer)
+        self._port.lose(self._peer)
 
 
 class StormMachine:

@@ -35,7 +35,6 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
 MAX_LOGGED_REASON = 300  # characters: executors send more
 CHORES_EVERY_S = 0.1  # if the last time has left none undone
-FLEET_EVERY_S = 0.1  # frontends are told of the fleet so often, if nothing has happened in it, and at once if it has
 FORGIVE_S = 3.0  # after a pause: executors drop the connection to a silent scheduler, and are not to blame
 
 
@@ -74,7 +73,8 @@ class Core:
         self._forgiving_until = float("-inf")
         self._planned_last = 0  # epoch of the executor that was last asked for
         self._fleet_state = no_fleet(config.scheduler.max_waiting)
-        self._fleet_due = self._chores_due = now
+        self._is_fleet_told = False
+        self._chores_due = now
 
     # --- executors ---
 
@@ -92,17 +92,20 @@ class Core:
         """A plan could not be sent, because the executor has stopped reading."""
         return self._follow(self.fleet.end(epoch, "silent", "it takes no more messages", now), now)
 
-    def plans(self, now: float) -> Iterator[SendToExecutor]:
-        """All plans that executors can be sent now. Each must be sent, or its epoch ends. Where the caller leaves off,
-        the next call goes on."""
+    def plans(self, now: float) -> Iterator[list[SendToExecutor]]:
+        """All plans that executors can be sent now, one at each step, or none where the step has looked for one in
+        vain. Each must be sent, or its epoch ends. Where the caller leaves off, the next call goes on."""
         last = self._planned_last
         for member in sorted(self.fleet, key=lambda member: member.epoch <= last):
             self._planned_last = member.epoch
-            while self.fleet.member(member.epoch) and (plan := self.scheduler.plan(member.epoch)) is not None:
-                self.fleet.plan_sent(member.epoch, plan.step, len(plan.token_ids) // 4, now)
+            while self.fleet.member(member.epoch) and self.scheduler.may_plan(member.epoch):
+                plan = self.scheduler.plan(member.epoch)
                 self._counters.moved(self.scheduler.take_moves(), now)
-                yield SendToExecutor(member.peer, plan)
-        self._counters.moved(self.scheduler.take_moves(), now)
+                if plan is None:
+                    yield []
+                    break
+                self.fleet.plan_sent(member.epoch, plan.step, len(plan.token_ids) // 4, now)
+                yield [SendToExecutor(member.peer, plan)]
 
     # --- frontends ---
 
@@ -206,6 +209,11 @@ class Core:
         for ends in self.scheduler.expire(now):
             yield self.requests.ended(ends, now)
         yield from self.requests.chores(now)
+        for member in self.fleet:
+            if member.standing is Standing.FINISHING and self.scheduler.is_spent(member.epoch):
+                yield self._follow(self.fleet.release(member.epoch), now)
+        self._counters.tick(now, self.scheduler.num_running, self.scheduler.num_waiting)
+        self._is_fleet_told = False  # a large executor may not have come back in time
         self._chores_due = now + CHORES_EVERY_S
 
     def tick(self, now: float) -> list[Action]:
@@ -213,11 +221,7 @@ class Core:
         actions = self._follow(self.fleet.tick(now), now)
         actions += log_lines.relaxed(self.scheduler.take_relaxed(), self.scheduler.config.grammars)
         actions += self.requests.tick(now)
-        for member in self.fleet:
-            if member.standing is Standing.FINISHING and self.scheduler.is_spent(member.epoch):
-                actions += self._follow(self.fleet.release(member.epoch), now)
         actions += self._tell_fleet(now)
-        self._counters.tick(now, self.scheduler.num_running, self.scheduler.num_waiting)
         actions += self._views.tick(now)
         return actions if self._scale is None else [*actions, *self._scale.tick(now)]
 
@@ -246,7 +250,7 @@ class Core:
         actions: list[Action] = []
         for event in consequences:
             if not isinstance(event, (SendToExecutor, f.StepAnswered)):
-                self._fleet_due = now
+                self._is_fleet_told = False
             match event:
                 case SendToExecutor() | AdmitExecutor() | DismissExecutor():
                     actions.append(event)
@@ -330,10 +334,10 @@ class Core:
         return self._follow(self.fleet.ask_to_leave(found.epoch, finish=query.finish), now)
 
     def _tell_fleet(self, now: float) -> list[Action]:
-        """Tell frontends of the fleet once a turn, if it has changed, or a large executor has not come back."""
-        if now < self._fleet_due:
+        """Tell frontends of the fleet once a turn, if it has changed."""
+        if self._is_fleet_told:
             return []
-        self._fleet_due = now + FLEET_EVERY_S
+        self._is_fleet_told = True
         state = fleet_state(self.fleet, self._fleet_state, lambda task: self.scheduler.largest(now, task))
         if state == self._fleet_state:
             return []

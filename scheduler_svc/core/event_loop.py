@@ -23,7 +23,7 @@ from scheduler_svc.core.core import Core
 from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
 
 TICK_S = 0.1
-PART_S = 0.003  # of CPU time for each part of a turn: what is left then waits for the next turn, which comes at once
+PART_S = 0.002  # of CPU time for each part of a turn: what is left then waits for the next turn, which comes at once
 FULL_PAUSE_S = 0.05  # before a frontend whose queue is full is offered its outputs again
 
 Incoming_co = TypeVar("Incoming_co", covariant=True)
@@ -121,8 +121,8 @@ class EventLoop:
         for actions in self._for_a_while(self.core.chores(self._clock())):
             self.carry_out(actions)
         self.carry_out(self.core.tick(self._clock()))
-        for action in self._for_a_while(self.core.plans(self._clock())):
-            self.carry_out([action])
+        for plans in self._for_a_while(self.core.plans(self._clock())):
+            self.carry_out(plans)
         self._write_journal()
         for _ in self._for_a_while(self._send_outputs()):
             pass

@@ -15,6 +15,7 @@ from scheduler_svc.core.executor.block_books import BOOKS_AT_ONCE
 from scheduler_svc.core.executor.lanes import INITIAL_LANES
 from scheduler_svc.core.fleet.fleet import MAX_MEMBERS
 from scheduler_svc.core.fleet.hello_check import MAX_BLOCKS, MAX_LANES
+from tests.support.chores import done
 from tests.support.hello import hello
 
 FRONT = b"frontend"
@@ -70,7 +71,7 @@ def test_books_grow_with_what_is_used(core):
     [executor] = core.scheduler.sequences.executors.values()
     for number in range(3 * INITIAL_LANES):
         submit(core, number, [(number + i) % 900 for i in range(40)])
-    assert list(core.plans(1000.1))
+    assert done(core.plans(1000.1))
     running = executor.running
     assert len(running) == 3 * INITIAL_LANES
     assert len(running.lanes.sequences) == 4 * INITIAL_LANES
@@ -86,7 +87,7 @@ def test_lanes_that_were_not_written_to_are_not_copied(core):
     assert joins(core, "one", **CLAIMS)[0]
     [executor] = core.scheduler.sequences.executors.values()
     submit(core, 0, range(40), max_tokens=2**15 - 40)
-    assert list(core.plans(1000.1))
+    assert done(core.plans(1000.1))
     lanes = executor.running.lanes
     lanes.tokens[:, 40:] = 7
     before = lanes.tokens

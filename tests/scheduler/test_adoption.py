@@ -247,7 +247,7 @@ def test_an_epoch_without_an_answer_does_not_hide_the_one_before():
     service, memory = begun()
     service.lose("one")
     join(service, "two", memory, pool=pool(1, lease=2))
-    service.do(service.core.plans(service.now))
+    service.do(done(service.core.plans(service.now)))
     service.lose("two")
     join(service, "three", memory, pool=pool(1, lease=3))
     assert adopted(service) is True
@@ -300,7 +300,7 @@ def test_without_a_standby_they_wait_if_the_next_start_is_sooner_than_the_work(s
     assert lost.num_running
     before = service.executors["sibling"].computed_tokens
     service.lose("one")
-    service.do(service.core.plans(service.now))
+    service.do(done(service.core.plans(service.now)))
     waiting = [s for s in service.core.scheduler if s.awaited]
     assert bool(waiting) == waits
     service.wait(5.0)

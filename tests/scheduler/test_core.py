@@ -9,6 +9,7 @@ from common.heartbeats import LOSS_TIMEOUT_S
 from scheduler_svc.core.requests.frontends import END_AFTER_S, SILENT_AFTER_S
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalState
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
+from tests.support.chores import done
 from tests.support.service import PROMPT, Service, restart, undisturbed
 
 
@@ -93,7 +94,7 @@ def test_an_answer_that_does_not_fit_its_plan_ends_the_epoch_and_blames_nobody()
     service = Service()
     service.join("one")
     service.submit("a")
-    service.do(service.core.plans(0.0))
+    service.do(done(service.core.plans(0.0)))
     wrong = m.StepResult(epoch=1, step=0, token_ids=array("i", [1, 2]).tobytes(), compute_us=1)
     service.do(service.core.from_executor(b"one", wrong, 0.0))
     assert service.events("executor lost")[0].facts["cause"] == "untrusted"

@@ -11,7 +11,7 @@ from scheduler_svc.core.actions import SendToExecutor, SendToFrontend, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from tests.support.any_message import AnyMessage
-from tests.support.chores import tick
+from tests.support.chores import done, tick
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
 
@@ -69,7 +69,7 @@ class World:
         self.do(self.core.from_executor(HERE, m.ExecutorHeartbeat(epoch=self.epoch), self.now))
         self.do(self.core.from_frontend(FRONT, m.FrontendHello(pid=1), self.now))
         self.do(tick(self.core, self.now))
-        self.do(self.core.plans(self.now))
+        self.do(done(self.core.plans(self.now)))
         for peer in self.core.frontends_with_outputs():
             message = self.core.next_output(peer)
             self.core.output_sent(peer)

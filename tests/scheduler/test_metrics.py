@@ -13,6 +13,7 @@ from common import messages as m
 from scheduler_svc.core.observability.histogram import WeightedHistogram
 from scheduler_svc.core.observability.vllm_names import ALIASES
 from scheduler_svc.core.requests.group_commit import JournalState
+from tests.support.chores import done
 from tests.support.effort import examples
 from tests.support.service import PROMPT, Service, restart, undisturbed
 
@@ -90,7 +91,7 @@ def test_the_pause_by_a_restart_counts_from_the_new_life_on():
     after, _ = restart([before.write()], step_s=STEP_S)
     after.now += 2.0
     after.join("two")
-    after.do(after.core.plans(after.now))
+    after.do(done(after.core.plans(after.now)))
     after.lose("two")
     after.now += 2.0
     after.join("three")

@@ -12,6 +12,7 @@ from common import messages as m
 from common.plan import parse_plan
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.sequence import Sequence
+from tests.support.chores import done
 from tests.support.oracle import OracleExecutor
 from tests.support.rig import Rig, limits
 from tests.support.service import Service
@@ -154,7 +155,7 @@ def with_broken_executor():
 def test_what_is_in_doubt_may_end_before_the_next_plan(ends):
     service = with_broken_executor()
     service.submit("a")
-    planned, *_ = service.core.plans(service.now)
+    planned, *_ = done(service.core.plans(service.now))
     assert planned.peer == b"broken"
     service.do(service.core.from_executor(b"broken", service.executors["broken"].run(planned.message), service.now))
     if ends == "request":

@@ -419,7 +419,7 @@ def test_large_results_come_in_several_messages() -> None:
     for i in range(64):
         service.say(submit(str(i)))
     num_messages = 0
-    while actions := list(service.core.plans(service.now)):
+    while actions := done(service.core.plans(service.now)):
         for plan in (action.message for action in actions):
             zeros = bytes(hidden_size * len(plan.pooled_rows))
             answer = m.StepResult(epoch=plan.epoch, step=plan.step, token_ids=b"", compute_us=1, pooled=zeros)

@@ -7,6 +7,7 @@ from common import messages as m
 from scheduler_svc.core.observability import sequence_lives
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from tests.support.chores import done
 from tests.support.service import Service, restart
 
 PROMPT = np.arange(5, 105, dtype="<i4").tobytes()
@@ -120,7 +121,7 @@ def test_a_token_on_its_way_to_a_sequence_that_waits_again_does_not_resume_it():
     (sequence,) = list(core.scheduler)
     service.lose("one")
     service.join("two")
-    service.do(core.plans(service.now))  # a plan with its next token is on its way
+    service.do(done(core.plans(service.now)))  # a plan with its next token is on its way
     core.scheduler.sequences.preempt(core.scheduler.executor(2), sequence)
     service.turn()
     whats = words(service)

@@ -90,6 +90,8 @@ class PoolBook:
         members = {member.epoch: member for member in core.fleet if member.standing is Standing.READY}
         for epoch in [epoch for epoch in limits.taking if epoch not in members]:
             limits.left(epoch, now)
+        # An executor that took the place of the only one came when there was none: what waits waits anew.
+        self._stranded = {s: since for s, since in self._stranded.items() if limits.strands(s.params.task)}
         for epoch, member in members.items():
             if epoch not in limits.taking:
                 limits.joined(epoch, member.membership.limits, now, member.hello.executor)

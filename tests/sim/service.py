@@ -278,11 +278,12 @@ class _WatchedCore(Core):
         self._witness.pools.told_fleet(self._fleet_state, now)
         return actions
 
-    def plans(self, now: float) -> Iterator[SendToExecutor]:
-        for action in super().plans(now):
-            self._cpu_s += PLAN_S
-            self._witness.planned(self, action)
-            yield action
+    def plans(self, now: float) -> Iterator[list[SendToExecutor]]:
+        for plans in super().plans(now):
+            for action in plans:
+                self._cpu_s += PLAN_S
+                self._witness.planned(self, action)
+            yield plans
         self._num_looks += 1
         if self._num_looks % max(1, len(self.fleet) // FEW) == 0:
             self._witness.planned_all(self, now)

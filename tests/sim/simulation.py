@@ -23,6 +23,7 @@ from tests.sim.keepers import ROOM_FOR_ALL, KeeperHost
 from tests.sim.machine import Machine
 from tests.sim.models import HIDDEN_SIZE, LIBRARIES, LIBRARY, VOCAB_SIZE, Build, capacity
 from tests.sim.network import Network
+from tests.sim.pool_book import TOO_LATE_S
 from tests.sim.profiles import PROFILES, Profile
 from tests.sim.rack import Machines, Rack
 from tests.sim.service import Service
@@ -310,7 +311,8 @@ class Simulation:
         """The run is over when nothing will happen any more that matters."""
         if self.service.core is not None:
             if self.profile.keeps_promptly:
-                check_abandoned(self.service.core, self.clients, self.world.now - self.patience.grace_s - LOOK_S)
+                since = self.world.now - self.patience.grace_s - LOOK_S - TOO_LATE_S
+                check_abandoned(self.service.core, self.clients, since)
             if not self.service.is_frozen:
                 check_ghosts(self.service.core, self.clients, self.witness)
         expected = self._num_expected == 0 and self._injector.is_done

@@ -13,7 +13,7 @@ from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.requests.group_commit import GATHER_S, BatchSaved, JournalBatch, JournalState
 from scheduler_svc.core.requests.journal_replay import read_batches
-from tests.support.chores import tick
+from tests.support.chores import done, tick
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
 
@@ -96,14 +96,14 @@ class Service:
 
     def turn(self, num_answers: int = 1000) -> None:
         """Executors answer at most so many plans, and frontends are told what those gave."""
-        self.do(self.core.plans(self.now))
+        self.do(done(self.core.plans(self.now)))
         while self._plans and num_answers:
             peer, plan = self._plans.popleft()
             if self.core.fleet.member(plan.epoch) is not None:
                 num_answers -= 1
                 self.now += self.step_s
                 self.do(self.core.from_executor(peer, self.executors[peer.decode()].run(plan), self.now))
-            self.do(self.core.plans(self.now))
+            self.do(done(self.core.plans(self.now)))
         self.flush()
 
     def flush(self) -> None:

@@ -165,6 +165,8 @@ class ExecutorState:
         num_hits = 0
         if self.blocks.has_key(first_key):
             num_hits = len(self.blocks.match(BlockTable(sequence.cache_salt.encode()), sequence.tokens.tobytes()))
+        elif tail is None:
+            return 0
         in_tail = tail.num_valid if tail is not None and tail.origin == self.origin and num_hits >= tail.first else 0
         return max(num_hits * size, in_tail)
 

@@ -257,8 +257,13 @@ class Fleet:
         return self._lost(member, "connection broke", now)
 
     def chores(self, now: float) -> Iterator[list[Consequence]]:
-        """End epochs that have been silent or computing for too long, one at each step."""
+        """Say which members are late, or doubted no more, and end epochs that have been silent or computing for too
+        long, one at each step."""
         for member in self:
+            member.membership.is_late = member.steps.is_late(now)
+            if member.wronged and now - max(member.wronged.values()) > DOUBTED_FOR_S:
+                member.wronged.clear()
+                member.membership.is_doubted = False
             silence_s = now - member.last_heard
             if silence_s > LOSS_TIMEOUT_S:
                 yield self._end(member, "silent", f"not heard for {silence_s:.1f} s", now)
@@ -266,12 +271,7 @@ class Fleet:
                 yield self._end(member, "hung", str(overdue), now, step=overdue.step)
 
     def tick(self, now: float) -> list[Consequence]:
-        """Say which members are late or doubted no more, and send heartbeats when they are due."""
-        for member in self._members.values():
-            member.membership.is_late = member.steps.is_late(now)
-            if member.wronged and now - max(member.wronged.values()) > DOUBTED_FOR_S:
-                member.wronged.clear()
-                member.membership.is_doubted = False
+        """Send heartbeats when they are due."""
         if now - self._last_beat < HEARTBEAT_INTERVAL_S:
             return []
         self._last_beat = now

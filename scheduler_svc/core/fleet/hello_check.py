@@ -49,8 +49,8 @@ def _vocabularies(
     if task in served:
         whose = "the model that is served" + ("" if task == "generate" else f" for {task!r}")
         return [(whose, served[task])]
-    others = [member for member in members if task in member.tasks]
-    return [(f"{other.executor} in this fleet", Vocabulary(other.vocab_size, other.tokenizer)) for other in others]
+    others = {(other.vocab_size, other.tokenizer): other.executor for other in members if task in other.tasks}
+    return [(f"{executor} in this fleet", Vocabulary(*vocabulary)) for vocabulary, executor in others.items()]
 
 
 def _other_vocabulary(hello: m.Hello, ours: Vocabulary, whose: str, *, needs_size: bool) -> str | None:

@@ -19,6 +19,7 @@ from scheduler_svc.core.sequence import Sequence
 
 Rooms = dict[int, Room]  # by the list of executors; the queue keeps these lists while nothing changes
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
+MAX_LOOKS = 2048  # that a plan takes at executors to find another one for waiting sequences
 
 
 class Admission:
@@ -134,9 +135,9 @@ class Admission:
             return rows
         forecast: Forecast | None = None
         rooms: Rooms = {}
-        overtaken = 0
+        overtaken = num_looks = 0
         for sequence in self._sequences.waiting.candidates(executor.epoch):
-            if not executor.running.has_free_lane or overtaken == MAX_OVERTAKEN:
+            if not executor.running.has_free_lane or overtaken == MAX_OVERTAKEN or num_looks >= MAX_LOOKS:
                 break
             if (num_tokens := budget.tokens_for(sequence, 0)) == 0:
                 break
@@ -144,7 +145,9 @@ class Admission:
                 break  # preempted here a moment ago: its tokens must arrive first, and no other sequence overtakes it
             if self._sequences.await_pool(sequence):
                 continue
+            placed = sequence.placed
             if (chosen := self._executor_for(sequence, rooms)) is not executor:
+                num_looks += len(self._sequences.waiting.executors_for(sequence)) if sequence.placed != placed else 0
                 # A sequence for which no executor has room now does not count: no other one waits for it here.
                 overtaken += chosen is not None and not chosen.is_full
                 continue

@@ -16,11 +16,13 @@ class Room:
         executors: by epoch, those that have a free lane; of them those that have not refused a sequence for lack of
             memory, and whose answers are neither late nor doubted, as far as there are such.
         loads: sequences that run on each of these, or wait for it.
+        least: of these loads.
     """
 
     able: list[ExecutorState]
     executors: dict[int, ExecutorState]
     loads: dict[int, int]
+    least: int
 
     @classmethod
     def among(cls, able: list[ExecutorState], num_placed: Mapping[int, int], avoid: str = "") -> "Room":
@@ -35,13 +37,14 @@ class Room:
             room = [e for e in room if e.name != avoid] or room
         room = [e for e in room if not e.is_doubtful] or room
         loads = {e.epoch: e.num_running + num_placed.get(e.epoch, 0) for e in room}
-        return cls(able, {e.epoch: e for e in room}, loads)
+        return cls(able, {e.epoch: e for e in room}, loads, min(loads.values(), default=0))
 
     def move(self, before: int, after: int) -> None:
         """A sequence waits for another executor than before."""
         for epoch, change in ((before, -1), (after, 1)):
             if epoch in self.loads:
                 self.loads[epoch] += change
+        self.least = min(self.loads.values(), default=0)
 
 
 PlacementRule = Callable[[Sequence, Room, str], ExecutorState | None]
@@ -60,7 +63,7 @@ def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | No
     executors, loads = room.executors, room.loads
     if len(executors) <= 1:
         return next(iter(executors.values()), None)
-    most = 2 * min(loads.values()) + 4
+    most = 2 * room.least + 4
     placed = executors.get(sequence.placed)
     if placed is not None and loads[sequence.placed] <= most + 1 and placed.name != avoid:  # it counts itself
         return placed
@@ -70,4 +73,6 @@ def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | No
         free = [n for n in others if n in free] or others or free
     first_keys: dict[int, int] = {}
     cached = {n: tokens for n in free if (tokens := executors[n].cached_tokens(sequence, first_keys))}
-    return executors[min(cached or free, key=lambda n: (-cached.get(n, 0), loads[n], n))]
+    if cached:
+        return executors[min(cached, key=lambda n: (-cached[n], loads[n], n))]
+    return executors[min(free, key=loads.__getitem__)]

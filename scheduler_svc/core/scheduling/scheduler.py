@@ -98,6 +98,10 @@ class Scheduler:
 
     # --- steps ---
 
+    def may_plan(self, epoch: int) -> bool:
+        """Whether it is worth asking for the executor's next plan: its window is not full."""
+        return len(self.sequences.executors[epoch].inflight) < self.config.window
+
     def plan(self, epoch: int) -> Plan | None:
         """The executor's next plan, or None if its window is full or there is nothing to do.
 
@@ -107,9 +111,9 @@ class Scheduler:
         What is returned must be sent: blocks that it fills are in the prefix cache already.
         """
         executor = self.sequences.executors[epoch]
-        self.sequences.regroup()
-        if executor.intake is Intake.STOPPED or len(executor.inflight) >= self.config.window:
+        if not self.may_plan(epoch) or executor.intake is Intake.STOPPED:
             return None
+        self.sequences.regroup()
         if executor.is_suspects and executor.inflight:
             return None  # a suspect is alone until its row is answered
         suspects = self._suspects.on(executor)
