@@ -105,9 +105,11 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Reject(Message, frozen=True, tag="reject"):
-    """The executor cannot join. `reason` says what differs; trying again without a change is pointless."""
+    """The executor cannot join. `reason` says what differs; trying again without a change is pointless, unless it
+    `may_pass`: it does not fit executors of the fleet, which may leave."""
 
     reason: Text
+    may_pass: bool = False
 
 
 class SchedulerHeartbeat(Message, frozen=True, tag="beat"):

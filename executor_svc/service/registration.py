@@ -28,7 +28,7 @@ HELLO_INTERVAL_S = 1.0
 LEAVE_TIMEOUT_S = 10.0
 STUCK_TIMEOUT_S = 120.0  # for a step of an epoch that has ended
 MAX_PLANS_WAITING = 16  # above the largest window of a scheduler: one that sends more has lost count
-VERSION_PAUSE_S = 30.0  # between two starts before one side of an upgrade has followed the other
+PAUSE_S = 30.0  # between two starts, while something else has to change first
 
 
 class RegistrationState(enum.Enum):
@@ -180,7 +180,7 @@ class Registration:
             case m.Welcome():
                 actions = self._on_welcome(message.epoch, now)
             case m.Reject():
-                actions = self._on_reject(message.reason)
+                actions = self._on_reject(message, now)
             case m.EpochOver() if message.epoch != self._epoch:
                 pass  # that epoch has ended here as well
             case _ if message.epoch != self._epoch:
@@ -197,10 +197,7 @@ class Registration:
 
     def version_differs(self, reason: str, now: float) -> list[RegistrationAction]:
         """The scheduler speaks another version of the protocol: end in a while, as one of both may be upgraded."""
-        if self.state is not RegistrationState.SEEKING:
-            return [DropMessage(reason)]
-        self.state, self._pause_over = RegistrationState.PAUSING, now + VERSION_PAUSE_S
-        return [LogEvent("rejected", {"reason": reason, "ends_in_s": VERSION_PAUSE_S})]
+        return self._pause(reason, now) if self.state is RegistrationState.SEEKING else [DropMessage(reason)]
 
     def plan_answered(self, answer: m.StepResult | m.StepFailed | None, now: float) -> list[RegistrationAction]:
         """The plan of a `RunPlan` has its answer, or None if it was not run because its epoch had ended."""
@@ -244,11 +241,17 @@ class Registration:
         self._hello = msgspec.structs.replace(self._hello, pool=msgspec.structs.replace(self._hello.pool, epoch=epoch))
         return [TagPool(epoch)]
 
-    def _on_reject(self, reason: str) -> list[RegistrationAction]:
+    def _on_reject(self, reject: m.Reject, now: float) -> list[RegistrationAction]:
         if self.state is not RegistrationState.SEEKING:
             return [DropMessage("a Reject in the middle of an epoch")]
+        if reject.may_pass:
+            return self._pause(reject.reason, now)
         self.state = RegistrationState.STOPPED
-        return [LogEvent("rejected", {"reason": reason}), StopProcess(EXIT_REJECTED)]
+        return [LogEvent("rejected", {"reason": reject.reason}), StopProcess(EXIT_REJECTED)]
+
+    def _pause(self, reason: str, now: float) -> list[RegistrationAction]:
+        self.state, self._pause_over = RegistrationState.PAUSING, now + PAUSE_S
+        return [LogEvent("rejected", {"reason": reason, "ends_in_s": PAUSE_S})]
 
     def _on_plan(self, plan: m.Plan, now: float) -> list[RegistrationAction]:
         if self._plans_waiting >= MAX_PLANS_WAITING:

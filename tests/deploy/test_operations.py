@@ -109,7 +109,7 @@ def test_log_lines_are_there():
         f"| {EXIT_CRASHED} | executor | crashed",
         f"| {EXIT_CRASHED} | scheduler | crashed",
         f"| {EXIT_TRY_AGAIN} | all | cannot start now",
-        f"another protocol version, after a pause of {registration.VERSION_PAUSE_S:.0f} s",
+        f"another protocol version, after a pause of {registration.PAUSE_S:.0f} s",
         f"| {EXIT_REJECTED} | executor | the scheduler rejected it",
         f"after {addresses.ADDRESS_TIMEOUT_S:.0f} s the scheduler ends with {EXIT_TRY_AGAIN} |",
         f"two are ready, itself among them, for {MAX_WAIT_S} s at most",

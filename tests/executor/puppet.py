@@ -98,7 +98,7 @@ class PuppetRunner:
 if __name__ == "__main__":
     setup_logging("executor")
     runner = PuppetRunner()
-    registration.VERSION_PAUSE_S = float(sys.argv[2]) if sys.argv[2:] else registration.VERSION_PAUSE_S
+    registration.PAUSE_S = float(sys.argv[2]) if sys.argv[2:] else registration.PAUSE_S
     exit_code = serve(runner, HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None))  # type: ignore[arg-type]
     log.info("has served", unanswered=runner.unanswered.qsize(), threads=threading.active_count())
     sys.exit(exit_code)

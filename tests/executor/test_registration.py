@@ -12,8 +12,8 @@ from common.exit_codes import EXIT_CRASHED
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from executor_svc.service.registration import (
     LEAVE_TIMEOUT_S,
+    PAUSE_S,
     STUCK_TIMEOUT_S,
-    VERSION_PAUSE_S,
     DropMessage,
     LogEvent,
     Reconnect,
@@ -183,10 +183,16 @@ def test_reject_stops_with_78(registration: Registration) -> None:
 
 def test_another_protocol_version_stops_with_75_after_a_pause(registration: Registration) -> None:
     assert kinds(registration.version_differs("peer speaks protocol version 999", 0.1)) == [LogEvent]
-    assert registration.next_tick() == 0.1 + VERSION_PAUSE_S
-    assert registration.tick(VERSION_PAUSE_S, writable=True) == [], "and no Hello"
-    assert registration.tick(0.1 + VERSION_PAUSE_S, writable=True) == [StopProcess(75)]
+    assert registration.next_tick() == 0.1 + PAUSE_S
+    assert registration.tick(PAUSE_S, writable=True) == [], "and no Hello"
+    assert registration.tick(0.1 + PAUSE_S, writable=True) == [StopProcess(75)]
     assert registration.tick(99.0, writable=True) == []
+
+
+def test_a_reject_that_may_pass_stops_with_75_after_a_pause(registration: Registration) -> None:
+    assert kinds(registration.message_received(m.Reject(reason="not that of a", may_pass=True), 0.1)) == [LogEvent]
+    assert registration.tick(PAUSE_S, writable=True) == [], "and no Hello"
+    assert registration.tick(0.1 + PAUSE_S, writable=True) == [StopProcess(75)]
 
 
 def test_the_pause_ends_at_once_for_the_operator(registration: Registration) -> None:

@@ -58,7 +58,7 @@ def take(fault_file: Path) -> str:
 if __name__ == "__main__":
     if version := os.environ.get("BATON_TEST_PROTOCOL"):
         messages.PROTOCOL_VERSION = int(version)
-        registration.VERSION_PAUSE_S = 0.0
+        registration.PAUSE_S = 0.0
         wire.HEADER = wire.HEADER_MAGIC + version.encode()
     break_runner(Path(sys.argv.pop(1)))
     executor.main()

@@ -283,8 +283,8 @@ class Fleet:
         consequences: list[Consequence] = []
         if (known := self._members.get(peer)) is not None:
             consequences += self._end(known, "restarted", "it said Hello again", now, tell=False)
-        if (reason := mismatch(hello, [member.hello for member in self], self._vocabularies)) is not None:
-            return [*consequences, ExecutorRejected(hello, reason), SendToExecutor(peer, m.Reject(reason=reason))]
+        if (reject := mismatch(hello, [member.hello for member in self], self._vocabularies)) is not None:
+            return [*consequences, ExecutorRejected(hello, reject.reason), SendToExecutor(peer, reject)]
         if len(self._members) >= MAX_MEMBERS:  # there may be room later, so the executor is not told to end
             full = f"{len(self._members)} executors are in this fleet, the limit is {MAX_MEMBERS}"
             return [*consequences, ExecutorRejected(hello, full)]

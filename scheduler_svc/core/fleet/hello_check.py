@@ -12,7 +12,7 @@ MAX_SLOTS = 2**31 - 1
 MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
 
 
-def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Mapping[m.Task, Vocabulary]) -> str | None:
+def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Mapping[m.Task, Vocabulary]) -> m.Reject | None:
     """What keeps an executor from joining, if anything does.
 
     The scheduler's books of it must fit our memory when all that it promises is used, its slots an int32, and all that
@@ -31,15 +31,14 @@ def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Mapping[m.Task,
         ("max_num_seqs * max_model_len", hello.max_num_seqs * longest, MAX_HISTORY),
     ):
         if value > limit:
-            return f"{what} is {value}, the limit is {limit}"
+            return m.Reject(reason=f"{what} is {value}, the limit is {limit}")
     if len(set(hello.tasks)) != len(hello.tasks):
-        return f"tasks are {', '.join(hello.tasks)}, and each counts once"
-    reasons = (
-        _other_vocabulary(hello, ours, whose, needs_size=task == "generate")
-        for task in hello.tasks
-        for whose, ours in _vocabularies(task, members, served)
-    )
-    return next((reason for reason in reasons if reason is not None), None)
+        return m.Reject(reason=f"tasks are {', '.join(hello.tasks)}, and each counts once")
+    for task in hello.tasks:
+        for whose, ours in _vocabularies(task, members, served):
+            if reason := _other_vocabulary(hello, ours, whose, needs_size=task == "generate"):
+                return m.Reject(reason=reason, may_pass=task not in served)
+    return None
 
 
 def _vocabularies(
