@@ -13,10 +13,11 @@ from types import FrameType
 
 import click
 
+from common.exit_codes import EXIT_USAGE, exit_code_of
 from common.keeper_socket import default_socket
 from common.model_files import model_name
 from scheduler_svc.client.commands.executor_options import ExecutorChoices, executor_options
-from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetMisconfigured
+from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.keeper import keeper_listens
 from scheduler_svc.client.processes.local_fleet import KEEPER, SCHEDULER, FleetSpec, LocalFleet
 from scheduler_svc.client.processes.supervisor import Supervisor
@@ -216,7 +217,8 @@ def _require_free(host: str, port: int, option: str) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        raise FleetMisconfigured(f"cannot listen on {host} port {port} ({error.strerror}); see {option}") from error
+        kind = FleetMisconfigured if exit_code_of(error) == EXIT_USAGE else FleetError
+        raise kind(f"cannot listen on {host} port {port} ({error.strerror}); see {option}") from error
 
 
 def _say(line: str) -> None:
