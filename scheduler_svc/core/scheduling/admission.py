@@ -19,7 +19,7 @@ from scheduler_svc.core.sequence import Sequence
 
 Rooms = dict[int, Room]  # by the list of executors; the queue keeps these lists while nothing changes
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
-MAX_LOOKS = 2048  # that a plan takes at executors to find another one for waiting sequences
+MAX_LOOKS = 1024  # that a plan takes at executors to find another one for waiting sequences
 
 
 class Admission:
