@@ -37,7 +37,8 @@ class AnyMessage:
                 return min(high, max(low, rng.choice([low, high, 0, 1, rng.randrange(100), rng.randint(low, high)])))
             case mi.FloatType(ge=ge, gt=gt, le=high):
                 low = ge if ge is not None else gt if gt is not None else 0.0
-                value = float(rng.choice([low, high if high is not None else 1e9, rng.random()]))
+                top = high if high is not None else 1e9
+                value = float(rng.choice([low, top, rng.uniform(low, min(top, low + 1.0))]))
                 return max(value, low + 1e-9) if gt is not None else value
             case mi.StrType(min_length=low, max_length=high):
                 length = rng.choice(
