@@ -23,7 +23,7 @@ is lost leads to FAILED, or to STUCK while a batch is being written, because the
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
 from scheduler_svc.core.requests.journal_records import AnyRecord, RequestRecord, encode, encode_one, version_of
@@ -60,14 +60,14 @@ class JournalPhase(Enum):
         holds_back: whether a new announcement waits until its records are written.
     """
 
-    OFF = auto(), JournalState.OFF
-    RECORDING = auto(), JournalState.OK, True, True
-    STUCK = auto(), JournalState.FAILED  # the batch that was given up may still be written
-    FAILED = auto(), JournalState.FAILED  # the journal is begun anew when `RETRY_AFTER_S` has passed
-    REPLACING = auto(), JournalState.FAILED, True  # the journal is begun anew, piece by piece
-    CATCHING_UP = auto(), JournalState.FAILED, True, True  # pieces are written; what was told meanwhile is not
+    OFF = "off", JournalState.OFF
+    RECORDING = "recording", JournalState.OK, True, True
+    STUCK = "stuck", JournalState.FAILED  # the batch that was given up may still be written
+    FAILED = "failed", JournalState.FAILED  # the journal is begun anew when `RETRY_AFTER_S` has passed
+    REPLACING = "replacing", JournalState.FAILED, True  # the journal is begun anew, piece by piece
+    CATCHING_UP = "catching up", JournalState.FAILED, True, True  # pieces are written; what was told meanwhile is not
 
-    def __init__(self, number: int, state: JournalState, is_recording: bool = False, holds_back: bool = False) -> None:
+    def __init__(self, label: str, state: JournalState, is_recording: bool = False, holds_back: bool = False) -> None:
         self.state, self.is_recording, self.holds_back = state, is_recording, holds_back
 
 
