@@ -92,7 +92,7 @@ def lets_go_of_what_is_needed(monkeypatch):
 
     def forgetful(self, now):
         batch = next_batch(self, now)
-        return None if batch is None else replace(batch, keep_from=batch.number)
+        return None if batch is None else batch._replace(keep_from=batch.number)
 
     monkeypatch.setattr(GroupCommit, "next_batch", forgetful)
 
@@ -103,7 +103,7 @@ def forgets_the_old_journal_with_the_first_piece_of_the_new_one(monkeypatch):
 
     def hasty(self, now, **begins):
         batch = begin(self, now, **begins)
-        return replace(batch, keep_from=batch.number) if batch.begins else batch
+        return batch._replace(keep_from=batch.number) if batch.begins else batch
 
     monkeypatch.setattr(GroupCommit, "_begin", hasty)
 
