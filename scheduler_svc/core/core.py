@@ -218,6 +218,7 @@ class Core:
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due and never much. To be called after `chores`, at least ten times a second."""
+        self.scheduler.tick(now)
         actions = self._follow(self.fleet.tick(now), now)
         actions += log_lines.relaxed(self.scheduler.take_relaxed(), self.scheduler.config.grammars)
         actions += self.requests.tick(now)

@@ -5,12 +5,15 @@ from array import array
 import pytest
 
 from common import messages as m
+from scheduler_svc.core.core import CHORES_EVERY_S
 from scheduler_svc.core.requests.group_commit import BatchFailed, JournalState
 from scheduler_svc.core.requests.request_manager import MAX_TOLD_AT_ONCE
 from scheduler_svc.core.requests.retention import RETAIN_S
+from scheduler_svc.core.scheduling.admission import MAX_LOOKS
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from tests.support.chores import tick
 from tests.support.instructions import instructions_of
+from tests.support.rig import Rig, limits
 from tests.support.service import PROMPT, Service, restart
 
 FEW, MANY = 1_000, 10_000
@@ -150,3 +153,36 @@ def test_what_a_failed_journal_releases_is_told_in_pieces_and_in_order():
     assert read() == MAX_TOLD_AT_ONCE
     assert {read() for _ in core.chores(1.0)} <= {0, 1}
     assert told == [*(f"r{i}" for i in range(STORM)), "later"]
+
+
+def test_chores_that_are_left_go_on_at_once_and_are_looked_for_ten_times_a_second():
+    service = Service()
+    core = service.core
+    for name in ("a", "b"):
+        service.submit(name, timeout_s=1.0)
+    next(core.chores(1.5))
+    assert core.scheduler.num_waiting == 1, "the caller left off after one step"
+    list(core.chores(1.5))
+    assert core.scheduler.num_waiting == 0
+    service.submit("c", timeout_s=1.52)
+    assert list(core.chores(1.55)) == []
+    assert core.scheduler.num_waiting == 1
+    list(core.chores(1.5 + CHORES_EVERY_S))
+    assert core.scheduler.num_waiting == 0
+
+
+def test_an_executor_that_is_asked_for_a_plan_in_vain_is_a_step_of_its_own():
+    service = Service()
+    for i in range(5):
+        service.join(f"idle {i}")
+    assert list(service.core.plans(service.now)) == [[]] * 5
+
+
+def test_a_plan_looks_at_a_bounded_number_of_executors_however_many_wait():
+    num_executors = 128
+    rig = Rig(*[limits()] * num_executors, max_waiting=1000)
+    for i in range(500):
+        rig.add(f"{i}", [5, 6, i], max_tokens=8)
+    rig.scheduler.plan(1)
+    placed = [sequence for sequence in rig.scheduler if sequence.placed not in (0, 1)]
+    assert len(placed) == MAX_LOOKS // num_executors

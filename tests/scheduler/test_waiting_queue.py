@@ -37,7 +37,8 @@ def executor(epoch, num_blocks):
 
 def regroup(queue, executors):
     for each in executors:
-        queue.know(*Capacity.of(each.limits)[1:])
+        known = Capacity.of(each.limits)
+        queue.know(known.positions, known.vocabulary)
     queue.regroup(executors, 50.0)
 
 

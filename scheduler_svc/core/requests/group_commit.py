@@ -65,7 +65,7 @@ class JournalPhase(Enum):
     STUCK = "stuck", JournalState.FAILED  # the batch that was given up may still be written
     FAILED = "failed", JournalState.FAILED  # the journal is begun anew when `RETRY_AFTER_S` has passed
     REPLACING = "replacing", JournalState.FAILED, True  # the journal is begun anew, piece by piece
-    CATCHING_UP = "catching up", JournalState.FAILED, True, True  # pieces are written; what was told meanwhile is not
+    CATCHING_UP = "catching up", JournalState.FAILED, True, True  # the pieces are written, and newer records are not
 
     def __init__(self, label: str, state: JournalState, is_recording: bool = False, holds_back: bool = False) -> None:
         self.state, self.is_recording, self.holds_back = state, is_recording, holds_back
@@ -327,7 +327,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
         number = self._number
         self._number += 1
         has_piece = self._pieces is not None
-        records, encoded = _until_full(self._next_pieces(), self.max_requests) if has_piece else ([], [])
+        records, encoded = _until_full(self._next_pieces(), self.max_requests)
         oldest_at = self._entries[0].at if self._entries else now
         announcements: list[AnyAnnouncement] = []
         gathered, encoded_too = _until_full(self._next_entries(announcements), self.max_records)
@@ -346,7 +346,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
     def _next_pieces(self) -> Iterator[list[AnyRecord]]:
         for record in self._pieces or ():
             yield [record]
-        self._pieces = None  # nobody has stopped this: they were the last
+        self._pieces = None  # the batch has taken the last one
 
     def _next_entries(self, announcements: list[AnyAnnouncement]) -> Iterator[list[AnyRecord]]:
         while self._entries:

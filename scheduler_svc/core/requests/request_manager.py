@@ -196,7 +196,7 @@ class RequestManager:
 
     @property
     def has_untold(self) -> bool:
-        """Whether something waits for the next `chores` to be told."""
+        """Whether announcements are left for `chores` to tell."""
         return bool(self._untold)
 
     def chores(self, now: float) -> Iterator[list[Action]]:

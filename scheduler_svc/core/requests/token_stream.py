@@ -3,6 +3,8 @@
 from array import array
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from common.messages import TokenDelta
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.requests.journal_records import Ending, Progress
@@ -173,28 +175,19 @@ class TokenStream:
 
     def last_delta(self, told_model: str) -> TokenDelta:
         """What is to be told of the tokens of the present model, to a reader that was told this model last."""
-        ending, model = self.ending, "" if self.model == told_model else self.model
-        if ending is None and not self.has_logprobs:  # nearly always: what a delta leaves out takes no time
-            return TokenDelta(
-                request_id=self.sequence.request_id,
-                index=self.sequence.index,
-                token_ids=self.tokens.tobytes(),
-                num_cached_tokens=self.num_cached,
-                model=model,
-            )
-        return TokenDelta(
+        delta = TokenDelta(
             request_id=self.sequence.request_id,
             index=self.sequence.index,
             token_ids=self.tokens.tobytes(),
-            finish_reason=None if ending is None else ending.reason,
-            error="" if ending is None else ending.error,
-            code="" if ending is None else ending.code,
             num_cached_tokens=self.num_cached,
-            model=model,
-            logprob_ids=bytes(self.logprob_ids) if self.has_logprobs else b"",
-            logprobs=bytes(self.logprobs) if self.has_logprobs else b"",
-            pooled=self.pooled,
+            model="" if self.model == told_model else self.model,
         )
+        if self.has_logprobs:
+            delta = structs.replace(delta, logprob_ids=bytes(self.logprob_ids), logprobs=bytes(self.logprobs))
+        if (ending := self.ending) is not None:
+            facts = {"finish_reason": ending.reason, "error": ending.error, "code": ending.code}
+            delta = structs.replace(delta, pooled=self.pooled, **facts)
+        return delta
 
     def told_all(self) -> None:
         """What `tell_all` gave is on its way."""

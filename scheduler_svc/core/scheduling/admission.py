@@ -19,7 +19,7 @@ from scheduler_svc.core.sequence import Sequence
 
 Rooms = dict[int, Room]  # by the list of executors; the queue keeps these lists while nothing changes
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
-MAX_LOOKS = 1024  # that a plan takes at executors to find another one for waiting sequences
+MAX_LOOKS = 1024  # at executors, by a plan that finds other ones for waiting sequences; it ends with the last of these
 
 
 class Admission:
@@ -147,7 +147,8 @@ class Admission:
                 continue
             placed = sequence.placed
             if (chosen := self._executor_for(sequence, rooms)) is not executor:
-                num_looks += len(self._sequences.waiting.executors_for(sequence)) if sequence.placed != placed else 0
+                if sequence.placed != placed:
+                    num_looks += len(self._sequences.waiting.executors_for(sequence))
                 # A sequence for which no executor has room now does not count: no other one waits for it here.
                 overtaken += chosen is not None and not chosen.is_full
                 continue

@@ -99,7 +99,7 @@ class Scheduler:
     # --- steps ---
 
     def may_plan(self, epoch: int) -> bool:
-        """Whether it is worth asking for the executor's next plan: its window is not full."""
+        """Whether the executor's window has room for a plan."""
         return len(self.sequences.executors[epoch].inflight) < self.config.window
 
     def plan(self, epoch: int) -> Plan | None:
@@ -275,6 +275,10 @@ class Scheduler:
         default `max_tokens` is shortened, and any grammar library will do (`take_relaxed`). Each step is one sequence.
         To be called each 0.1 s."""
         return self.sequences.expire(now)
+
+    def tick(self, now: float) -> None:
+        """Note the time, from which what loses its lane waits. To be called before the plans of a turn."""
+        self.sequences.tick(now)
 
     def take_relaxed(self) -> list[Sequence]:
         """Sequences that may be masked by another library than their grammar's, since the last call."""

@@ -218,7 +218,7 @@ class Sequences:
 
     def expire(self, now: float) -> Iterator[list[SequenceEnd]]:
         """See `Scheduler.expire`."""
-        self._now = max(self._now, now)
+        self.tick(now)
         self.pools.expire(now)
         self._stop_awaiting()
         self.regroup()
@@ -228,6 +228,10 @@ class Sequences:
             yield self._give_up_hope(sequence)
         for sequence in self.waiting.stranded(now - self.capacities.grace_s, self.capacities.others_since):
             yield self._give_up_waiting(sequence)
+
+    def tick(self, now: float) -> None:
+        """See `Scheduler.tick`."""
+        self._now = max(self._now, now)
 
     def take_relaxed(self) -> list[Sequence]:
         """See `Scheduler.take_relaxed`."""
