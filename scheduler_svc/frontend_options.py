@@ -40,6 +40,10 @@ class FrontendOptions:
         openapi: whether /openapi.json and /docs are there.
         open_metrics: whether /metrics needs no API key.
         keep_alive_s: seconds of silence of a stream after which it gets a comment.
+        max_connections: of one frontend; a client may have eight ninths of them if it is alone.
+        held_mb: bytes of requests and answers that one frontend holds at once, in MiB; a client may have half of them
+            if it is alone.
+        max_readers: of one response in the background, and live pages of one client, in one frontend.
         pooling_model: models of their own for embeddings and scores, each `TASK=MODEL` or `TASK:NAME=MODEL`; a task
             without one is the served model's.
     """
@@ -53,6 +57,9 @@ class FrontendOptions:
     openapi: bool = False
     open_metrics: bool = False
     keep_alive_s: float = 5.0
+    max_connections: int = 4096
+    held_mb: int = 128
+    max_readers: int = 32
     pooling_model: tuple[str, ...] = ()
 
     @property
@@ -96,6 +103,14 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   "send none; it names clients.")  # fmt: skip
     @click.option("--keep-alive", "keep_alive_s", type=click.FloatRange(0.1), default=default.keep_alive_s,
                   metavar="SECONDS", help="A stream that is silent for so long gets a comment.")  # fmt: skip
+    @click.option("--max-connections", type=click.IntRange(1), default=default.max_connections, show_default=True,
+                  help="Of one frontend; one API key may have eight ninths of them.")  # fmt: skip
+    @click.option("--held-mb", type=click.IntRange(1), default=default.held_mb, show_default=True, metavar="MB",
+                  help="Bytes of requests and answers that one frontend holds at once; one API key may have half of "
+                  "them.")  # fmt: skip
+    @click.option("--max-readers", type=click.IntRange(1), default=default.max_readers, show_default=True,
+                  help="Of one response in the background, and of the live feed by one API key, in one "
+                  "frontend.")  # fmt: skip
     @click.option("--pooling-model", multiple=True, metavar="TASK[:NAME]=MODEL", callback=_checked_pooling_models,
                   help="Model whose executors embed or score (TASK is embed or score), as a folder or hub id; NAME is "
                   "what clients call it. May be given for both.  [default: the model that generates]")  # fmt: skip

@@ -17,7 +17,7 @@ from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
 from scheduler_svc.frontend.api_keys import ApiKeys, plain_keys
 from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, MAX_FILE_BYTES, ApiSettings, create_app
-from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, serve
+from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, allowed_connections, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.live.hub import LiveHub
 from scheduler_svc.frontend.requests.pooling_model import read_pooling_models
@@ -76,13 +76,17 @@ def main(
         api_keys = ApiKeys(plain_keys(), api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         storage = Storage.open(store)
-        options = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
+        options = replace(
+            frontend,
+            served_model_name=frontend.served_model_name or (model_name(model),),
+            max_connections=allowed_connections(frontend.max_connections),
+        )
         pooling = read_pooling_models(options)
         listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     except (BatonError, OSError) as error:
         log.error("frontend cannot start", error=str(error))
         sys.exit(exit_code_of(error))
-    server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, parent)
+    server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, options.max_connections, parent)
     api_settings = ApiSettings(options, api_keys, max_body_bytes, max_file_bytes, pooling)
 
     async def run() -> bool:

@@ -72,6 +72,17 @@ def writing(connection: Connection) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def reading(connection: Connection) -> Iterator[None]:
+    """A transaction in which all that is read is of one moment."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
 def data_version(connection: Connection) -> int:
     """A number that changes when another connection has written. Costs some microseconds: for those who poll."""
     version: int = connection.execute("PRAGMA data_version").fetchone()[0]

@@ -50,6 +50,17 @@ class StoredResponse(msgspec.Struct, frozen=True, gc=False):
     tokens: bytes = b""
 
 
+class AnswerSizes(msgspec.Struct, frozen=True, gc=False):
+    """Where a response stands, and how many bytes the parts of its answer have."""
+
+    status: ResponseStatus
+    is_background: bool
+    head: int
+    output_items: int
+    tail: int
+    tokens: int
+
+
 class OpenResponse(msgspec.Struct, frozen=True, gc=False):
     """A response in the background that has not ended, without its contents."""
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from sqlite3 import Connection
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from scheduler_svc.store.database import writing
+from scheduler_svc.store.database import reading, writing
 from scheduler_svc.store.errors import ChainTooLong, Conflict, NotFound
 from scheduler_svc.store.quotas import check_quota
 from scheduler_svc.store.records import (
     OPEN_RESPONSE,
     RECORD_BYTES,
+    AnswerSizes,
     ChainLink,
     OpenResponse,
     ResponseStatus,
@@ -18,13 +19,10 @@ from scheduler_svc.store.records import (
 
 _EXISTS = "owner = :owner AND response_id = :id AND (expires_at IS NULL OR expires_at > :now)"
 _OPEN = "status IN ('queued', 'in_progress')"
-_GET = f"""
-SELECT status, created_at, expires_at, is_background, previous_id, head, input_items, output_items, tail, work, tokens
+_MEASURE = f"""
+SELECT status, is_background, length(head), length(output_items), length(tail), length(tokens)
 FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"""
-_GET_ANSWER = f"""
-SELECT status, created_at, expires_at, is_background, previous_id, head, x'', output_items, tail
-FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"""
-_GET_INPUT = f"SELECT input_items FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"
+_MEASURE_INPUT = f"SELECT length(input_items) FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"
 _GET_ITEMS = f"""
 SELECT response_id, status, input_items, output_items
 FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"""
@@ -48,6 +46,14 @@ WITH RECURSIVE walk (key, next_id, depth, total_bytes) AS (
 )
 SELECT depth, total_bytes, next_id, response_id, status, input_items, output_items
 FROM walk JOIN responses USING (key) JOIN response_contents USING (key) ORDER BY depth DESC"""
+
+
+class Cut(NamedTuple):
+    """Bytes of one part of a response's contents, from `start` to before `stop`."""
+
+    part: Literal["head", "input_items", "output_items", "tail", "tokens"]
+    start: int
+    stop: int
 
 
 def add(connection: Connection, response: StoredResponse, *, limit_bytes: int = 0) -> None:
@@ -78,32 +84,41 @@ def add(connection: Connection, response: StoredResponse, *, limit_bytes: int = 
         connection.execute("INSERT INTO response_contents VALUES (?, ?, ?, ?, ?, ?, ?)", (key, *contents))
 
 
-def get(connection: Connection, owner: str, response_id: str, now: float) -> StoredResponse:
-    """A response with all its contents.
+def measure(connection: Connection, owner: str, response_id: str, now: float) -> AnswerSizes:
+    """Where a response stands, and how large its answer is.
 
     Raises:
         NotFound: the owner has none with this id (any more).
     """
-    return _response(owner, response_id, _row(connection, _GET, owner, response_id, now))
+    status, is_background, *sizes = _row(connection, _MEASURE, owner, response_id, now)
+    return AnswerSizes(status, bool(is_background), *sizes)
 
 
-def get_answer(connection: Connection, owner: str, response_id: str, now: float) -> StoredResponse:
-    """A response without its input items, its work and its tokens: what clients ask for most.
-
-    Raises:
-        NotFound: the owner has none with this id (any more).
-    """
-    return _response(owner, response_id, _row(connection, _GET_ANSWER, owner, response_id, now))
-
-
-def get_input(connection: Connection, owner: str, response_id: str, now: float) -> bytes:
-    """A response's input items.
+def measure_input(connection: Connection, owner: str, response_id: str, now: float) -> int:
+    """How many bytes a response's input items have.
 
     Raises:
         NotFound: the owner has none with this id (any more).
     """
-    items: bytes = _row(connection, _GET_INPUT, owner, response_id, now)[0]
-    return items
+    num_bytes: int = _row(connection, _MEASURE_INPUT, owner, response_id, now)[0]
+    return num_bytes
+
+
+def read(connection: Connection, owner: str, response_id: str, now: float, cuts: Sequence[Cut]) -> list[bytes]:
+    """Bytes of a response's contents, those of each cut. What an ended response has does not change any more, nor does
+    the head of an open one.
+
+    Raises:
+        NotFound: the owner has none with this id (any more).
+    """
+    found: list[bytes] = []
+    with reading(connection):
+        key: int = _row(connection, f"SELECT key FROM responses WHERE {_EXISTS}", owner, response_id, now)[0]
+        for cut in cuts:  # `substr` would read all that stands before it as well
+            with connection.blobopen("response_contents", cut.part, key, readonly=True) as blob:
+                blob.seek(cut.start)
+                found.append(blob.read(cut.stop - cut.start))
+    return found
 
 
 def get_items(
@@ -147,15 +162,20 @@ def delete(connection: Connection, owner: str, response_id: str, now: float) -> 
             raise NotFound("response", response_id)
 
 
-def begin(connection: Connection, owner: str, response_id: str, now: float) -> bool:
+def begin(connection: Connection, owner: str, response_id: str, now: float) -> bytes | None:
     """A queued response is computed from now on.
 
     Returns:
-        Whether it is in progress now; False if it has ended, was cancelled or is not there (any more).
+        Its `work`; None if it has ended, was cancelled or is not there (any more).
     """
+    values = {"owner": owner, "id": response_id, "now": now}
     with writing(connection):
-        statement = f"UPDATE responses SET status = 'in_progress' WHERE {_EXISTS} AND {_OPEN}"
-        return bool(connection.execute(statement, {"owner": owner, "id": response_id, "now": now}).rowcount)
+        statement = f"UPDATE responses SET status = 'in_progress' WHERE {_EXISTS} AND {_OPEN} RETURNING key"
+        row = connection.execute(statement, values).fetchone()
+        if row is None:
+            return None
+        work: bytes = connection.execute("SELECT work FROM response_contents WHERE key = ?", row).fetchone()[0]
+        return work
 
 
 def finish(
@@ -269,11 +289,6 @@ def _row(connection: Connection, query: str, owner: str, response_id: str, now: 
     if row is None:
         raise NotFound("response", response_id)
     return row
-
-
-def _response(owner: str, response_id: str, row: tuple[Any, ...]) -> StoredResponse:
-    status, created_at, expires_at, is_background, *rest = row
-    return StoredResponse(owner, response_id, status, created_at, expires_at, bool(is_background), *rest)
 
 
 def _end(connection: Connection, owner: str, response_id: str, now: float, status: ResponseStatus) -> int | None:

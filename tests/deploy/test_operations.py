@@ -15,15 +15,17 @@ from scheduler_svc.client import cli as client_cli
 from scheduler_svc.core.fleet import fleet, probation, step_clock
 from scheduler_svc.core.requests import recovery, request_manager, retention, returning_clients
 from scheduler_svc.frontend import api_keys
-from scheduler_svc.frontend.http import api, body_limit, connection_guard, server, strict_h11, unsent_answers
+from scheduler_svc.frontend.http import api, body_limit, connection_guard, strict_h11
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.link import core_link, delta_queue
+from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.server import addresses, core_process, curve_auth
 from tests.deploy import commands
 from tests.deploy.manifests import ROOT
 from tests.deploy.test_probes import MAX_WAIT_S, PATIENCE_S
 
-LIMITS = ConnectionLimits(server.MAX_CONNECTIONS)
+OPTIONS = FrontendOptions()
+LIMITS = ConnectionLimits(OPTIONS.max_connections)
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
 SCALE = "".join((ROOT / "docs" / name).read_text() for name in ("scale.md", "kubernetes.md"))
 README = (ROOT / "README.md").read_text()
@@ -114,9 +116,8 @@ def test_log_lines_are_there():
         f"after {addresses.ADDRESS_TIMEOUT_S:.0f} s the scheduler ends with {EXIT_TRY_AGAIN} |",
         f"two are ready, itself among them, for {MAX_WAIT_S} s at most",
         f"an executor goes after {PATIENCE_S} s",
-        f"| connections to a frontend | {server.MAX_CONNECTIONS:,} |",
-        f"all {server.MAX_CONNECTIONS:,} connections of a frontend",
-        f"of a frontend have not read | {unsent_answers.MAX_UNSENT_BYTES // 2**20} MiB, and what is computed by then |",
+        f"| connections to a frontend | {OPTIONS.max_connections:,} |",
+        f"all {OPTIONS.max_connections:,} connections of a frontend",
         f"| open requests of a frontend | {core_link.MAX_OPEN_REQUESTS:,} |",
         f"line and headers | {connection_guard.MAX_HEAD_BYTES // 2**10} KiB, {strict_h11.MAX_HEAD_LINES} lines |",
         f"| time to send them | {LIMITS.head_timeout_s:.0f} s |",

@@ -4,10 +4,12 @@ import asyncio
 import tracemalloc
 
 import pytest
+from starlette.requests import Request
 
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.body_limit import BODIES_AT_ONCE, SMALL_BODY_BYTES, LimitBody
+from scheduler_svc.frontend.http.accounts import ClientAccounts, held_of
+from scheduler_svc.frontend.http.body_limit import SMALL_BODY_BYTES, LimitBody
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from tests.frontend import raw_http
 from tests.frontend.links import in_event_loop, until
@@ -15,6 +17,7 @@ from tests.frontend.links import in_event_loop, until
 LIMIT = 4 * SMALL_BODY_BYTES
 COUNTED = LIMIT - SMALL_BODY_BYTES  # of the longest body
 BODY = b"x" * LIMIT
+BODIES_AT_ONCE = 16  # of the longest
 ALL = BODIES_AT_ONCE * LIMIT
 
 
@@ -50,6 +53,11 @@ class Sender:
             await self._app(self.scope, self._parts.get, sent)
 
 
+def limited(inner, body_bytes=LIMIT, file_bytes=LIMIT):
+    """An application as a frontend limits it, with room for `BODIES_AT_ONCE`."""
+    return ClientAccounts(LimitBody(inner, body_bytes, file_bytes), BODIES_AT_ONCE * body_bytes, 1000)
+
+
 @pytest.fixture
 def bodies():
     """Those that the application was called with."""
@@ -60,13 +68,13 @@ def bodies():
 def app(bodies):
     async def inner(scope, receive, send):
         bodies.append((await receive())["body"])
-        scope["baton.body"].release()
+        held_of(Request(scope)).release()
         if "wait" in scope:
             await scope["wait"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    return LimitBody(inner, LIMIT, LIMIT)
+    return limited(inner)
 
 
 async def answer(app, *chunks, **facts):
@@ -93,21 +101,21 @@ async def holding(app, name, num_bodies, **facts):
 async def test_a_body_over_the_limit(app):
     for declared, chunks in ((2 * LIMIT + 1, []), (None, [BODY, b"x"]), (None, [BODY] * 4)):
         assert await answer(app, *chunks, declared=declared) == 413
-    assert app._bodies.num_bytes == 0
+    assert app._bytes.num_held == 0
 
 
 @in_event_loop
 async def test_a_client_holds_no_more_than_it_leaves_free(app):
     num_bodies = ALL // 2 // COUNTED
     senders, tasks = await holding(app, "alice", num_bodies)
-    assert app._bodies.num_bytes == num_bodies * COUNTED
+    assert app._bytes.num_held == num_bodies * COUNTED
     assert await answer(app, BODY, name="alice") == 503
     assert await answer(app, BODY, name="bob") == 200
     for sender in senders:
         sender.send(b"", more=False)
     await asyncio.gather(*tasks)
     assert {sender.status for sender in senders} == {200}
-    assert app._bodies.num_bytes == 0
+    assert app._bytes.num_held == 0
     assert await answer(app, BODY, name="alice") == 200
 
 
@@ -118,12 +126,12 @@ async def test_all_clients_together_hold_no_more_than_all(app):
         senders, more_tasks = await holding(app, f"client {i}", BODIES_AT_ONCE)
         everyone += senders
         tasks += more_tasks
-        assert app._bodies.num_bytes < ALL
+        assert app._bytes.num_held < ALL
     for sender in everyone:
         sender.send(b"", more=False)
     await asyncio.gather(*tasks)
     assert {sender.status for sender in everyone} == {200, 503}
-    assert app._bodies.num_bytes == 0
+    assert app._bytes.num_held == 0
 
 
 @in_event_loop
@@ -134,7 +142,7 @@ async def test_without_keys_a_client_is_an_address(app):
     for sender in senders:
         sender.leave()
     await asyncio.gather(*tasks)
-    assert app._bodies.num_bytes == 0
+    assert app._bytes.num_held == 0
 
 
 @in_event_loop
@@ -158,7 +166,7 @@ async def test_a_stream_does_not_hold_its_body_to_its_end(app, bodies):
         sender.send(BODY, more=False)
         tasks.append(asyncio.create_task(sender.run()))
         await until(lambda number=number: len(bodies) == number)
-    assert app._bodies.num_bytes == 0
+    assert app._bytes.num_held == 0
     done.set()
     await asyncio.gather(*tasks)
     assert {sender.status for sender in streams} == {200}
@@ -176,7 +184,7 @@ async def test_a_body_that_the_application_has_dropped_is_in_memory_no_longer():
     halves = BODY[: LIMIT // 2], BODY[: LIMIT // 2]
     tracemalloc.start()
     try:
-        assert await answer(LimitBody(inner, LIMIT, LIMIT), *halves) == 200
+        assert await answer(limited(inner), *halves) == 200
     finally:
         tracemalloc.stop()
     assert held[0] < LIMIT // 4
@@ -185,10 +193,10 @@ async def test_a_body_that_the_application_has_dropped_is_in_memory_no_longer():
 @in_event_loop
 async def test_a_task_that_is_cancelled_gives_its_bytes_back(app):
     [_], [task] = await holding(app, "alice", 1)
-    assert app._bodies.num_bytes == COUNTED
+    assert app._bytes.num_held == COUNTED
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert app._bodies.num_bytes == 0
+    assert app._bytes.num_held == 0
 
 
 @pytest.mark.parametrize("chunks", [[], [b"{"], [BODY, b"x"]], ids=["nothing", "a part", "too much"])
@@ -200,7 +208,7 @@ async def test_a_request_that_is_cut_off_is_none(app, bodies, chunks):
     sender.leave()
     await sender.run()
     assert (bodies, sender.status) == ([], None)
-    assert app._bodies.num_bytes == 0
+    assert app._bytes.num_held == 0
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -235,13 +243,13 @@ async def test_no_request_that_a_server_got_in_part_is_one(bodies, sent, does_cl
     async def inner(scope, receive, send):
         bodies.append(scope)
 
-    limited = LimitBody(inner, LIMIT, LIMIT)
+    app = limited(inner)
 
     async def noting(scope, receive, send):
         scope["baton.client"] = ApiClient("", 0, is_admin=True, may_read_status=True)
         begun.append(scope)
         try:
-            await limited(scope, receive, send)
+            await app(scope, receive, send)
         finally:
             ended.append(scope)
 
@@ -273,7 +281,7 @@ def uploads(taken):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    return LimitBody(inner, LIMIT, 3 * LIMIT)
+    return limited(inner, file_bytes=3 * LIMIT)
 
 
 @in_event_loop
@@ -283,11 +291,11 @@ async def test_an_upload_goes_on_while_it_comes(uploads, taken):
     for number in range(3):
         sender.send(BODY)
         await until(lambda: sender.is_read and len(taken) == number + 1)  # noqa: B023
-    assert 0 < uploads._bodies.num_bytes < 2**22, "a chunk or two count as held, not the file"
+    assert 0 < uploads._bytes.num_held < 2**22, "a chunk or two count as held, not the file"
     sender.send(b"", more=False)
     await running
     assert sender.status == 200
-    assert uploads._bodies.num_bytes == 0
+    assert uploads._bytes.num_held == 0
     assert b"".join(taken) == 3 * BODY
 
 
@@ -302,7 +310,7 @@ async def test_an_upload_has_a_limit_of_its_own(uploads, taken):
     with pytest.raises(ApiError) as refused:  # which the application answers with
         await sender.run()
     assert refused.value.status == 413
-    assert uploads._bodies.num_bytes == 0
+    assert uploads._bytes.num_held == 0
 
 
 @in_event_loop
@@ -310,13 +318,13 @@ async def test_uploads_take_no_more_memory_than_there_is(taken):
     async def inner(scope, receive, send):
         await receive()
 
-    app = LimitBody(inner, 2**20, 2**30)
+    app = limited(inner, 2**20, 2**30)
     senders = [Sender(app, path="/v1/files", name=f"client {i}") for i in range(12)]
     running = [asyncio.create_task(sender.run()) for sender in senders]
     await until(lambda: any(sender.status for sender in senders))
     assert {sender.status for sender in senders if sender.status} == {503}
-    assert app._bodies.num_bytes <= BODIES_AT_ONCE * 2**20
+    assert app._bytes.num_held <= BODIES_AT_ONCE * 2**20
     for sender in senders:
         sender.leave()
     await asyncio.gather(*running)
-    assert app._bodies.num_bytes == 0
+    assert app._bytes.num_held == 0

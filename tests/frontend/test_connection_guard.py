@@ -107,13 +107,16 @@ def test_the_time_counts_for_each_request_alone():
     asyncio.run(run())
 
 
+WAIT = b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
 def test_one_connection_too_many():
     async def run() -> None:
         async with serving(ConnectionLimits(max_connections=3)) as connect:
             clients = [await connect() for _ in range(3)]
-            for client in clients:  # all of them are really there
-                await client.send(HEAD + b"hello")
-                assert await client.status() == 200
+            for client in clients:
+                await client.send(WAIT)
+                await client.reader.readuntil(b"\r\n\r\n")
             refused = await connect()
             assert await refused.status() == 503
             error = json.loads(refused.body)["error"]
@@ -128,6 +131,28 @@ def test_one_connection_too_many():
                 await asyncio.sleep(0.01)
             else:
                 raise AssertionError("a place that is free is not given out")
+
+    asyncio.run(run())
+
+
+def test_an_idle_connection_makes_room_for_one_more():
+    """Whether it was answered, says nothing, or has begun to say something; one that is being answered does not."""
+
+    async def run() -> None:
+        async with serving(ConnectionLimits(max_connections=4)) as connect:
+            busy, answered, silent, slow = [await connect() for _ in range(4)]
+            await busy.send(WAIT)
+            await busy.reader.readuntil(b"\r\n\r\n")
+            await slow.send(HEAD[:10])
+            await answered.send(HEAD + b"hello")
+            assert await answered.status() == 200
+            for closed in (silent, slow, answered):  # the one that has been idle for longest
+                more = await connect()
+                await more.send(WAIT)
+                await more.reader.readuntil(b"\r\n\r\n")
+                assert await closed.is_closed()
+            assert await (await connect()).status() == 503
+            assert not busy.reader.at_eof()
 
     asyncio.run(run())
 

@@ -12,7 +12,6 @@ import numpy as np
 import openai
 import pytest
 from click.testing import CliRunner
-from fastapi import Request
 
 from common import messages as m
 from common.errors import CheckpointError, RequestRejected
@@ -20,9 +19,8 @@ from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from scheduler_svc.frontend.__main__ import main as frontend_command
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.embeddings_api import EmbeddingsApi
-from scheduler_svc.frontend.http.plain_answers import PartsResponse
-from scheduler_svc.frontend.http.unsent_answers import UnsentAnswers
+from scheduler_svc.frontend.http.accounts import Held, Shares
+from scheduler_svc.frontend.http.plain_answers import HELD, PartsResponse
 from scheduler_svc.frontend.requests.body import parse_noting
 from scheduler_svc.frontend.requests.embedding import tokenize_embedding
 from scheduler_svc.frontend.requests.pooled_request import positions
@@ -307,32 +305,21 @@ def test_documents_whose_scores_are_all_1_are_in_order(frontend: Frontend, core:
 
 
 @in_event_loop
-async def test_too_many_unread_answers_refuse_more_before_any_work():
-    api = EmbeddingsApi(SimpleNamespace(), SimpleNamespace(), SimpleNamespace(tokenizer=None), SimpleNamespace())
-    api._unsent = UnsentAnswers(0)
-    with pytest.raises(RequestRejected, match="wait for their readers") as refused:
-        await api.embeddings(Request({"type": "http", "baton.client": None}))
-    assert refused.value.code == "queue_full"
-
-
-@in_event_loop
 async def test_an_answer_counts_until_it_is_sent():
     for fails in (False, True):
-        unsent, sent = UnsentAnswers(10), []
-        response = PartsResponse([b"12345", b"67890"], {}, unsent)
-        unsent.check()
+        shares, sent = Shares(100), []
+        response = PartsResponse([b"12345", b"67890"], {})
 
-        async def send(message: dict, unsent: UnsentAnswers = unsent, sent: list = sent, fails: bool = fails) -> None:
-            with pytest.raises(RequestRejected, match="10 bytes of answers"):
-                unsent.check()
+        async def send(message: dict, shares: Shares = shares, sent: list = sent, fails: bool = fails) -> None:
+            assert shares.num_held == 10
             sent.append(message.get("body", b""))
             if fails and len(sent) == 2:
                 raise ConnectionResetError
 
         with contextlib.suppress(ConnectionResetError):
-            await response({"type": "http"}, None, send)
+            await response({"type": "http", HELD: Held(shares, "")}, None, send)
         assert b"".join(sent) == (b"12345" if fails else b"1234567890")
-        unsent.check()
+        assert shares.num_held == 0
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])

@@ -16,6 +16,7 @@ from common.errors import RequestRejected
 from common.model_files import DEMO_MODEL_DIR
 from common.wire import IntArray
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.plain_answers import HELD
 from scheduler_svc.frontend.http.rerank_api import RerankApi
 from scheduler_svc.frontend.requests.pooled_schemas import RerankRequest, ScoreRequest
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel
@@ -260,7 +261,7 @@ async def test_the_work_is_as_much_as_is_tokenized(
     link = SimpleNamespace(is_up=True, fleet=FLEET)
     api = RerankApi(link, Reader(), model, Reluctant())
     scope: dict[str, object] = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-    scope |= {"baton.client": None, "baton.body": SimpleNamespace(release=lambda: None)}
+    scope |= {"baton.client": None, HELD: SimpleNamespace(release=lambda: None)}
 
     async def receive() -> dict:
         return {"type": "http.request", "body": raw}

@@ -1,6 +1,6 @@
 """Records for tests: whole ones, of which a test says only what matters to it."""
 
-from scheduler_svc.store import batch_results, batches, files
+from scheduler_svc.store import batch_results, batches, files, responses
 from scheduler_svc.store.records import BatchResult, StoredBatch, StoredFile, StoredResponse
 
 
@@ -78,3 +78,17 @@ def finalize(store, batch_id, owner="ann", now=3.0):
 def content(store, file_id, owner="ann", now=3.0):
     """All of a file."""
     return files.read(store, owner, file_id, now, offset=0, limit=1 << 20)
+
+
+def get_response(connection, owner, response_id, now):
+    """A response with all that it has. Raises NotFound as the store does."""
+    sizes = responses.measure(connection, owner, response_id, now)
+    query = """
+        SELECT expires_at, created_at, previous_id, head, input_items, output_items, tail, work, tokens
+        FROM responses JOIN response_contents USING (key) WHERE owner = ? AND response_id = ?"""
+    (row,) = connection.execute(query, (owner, response_id))
+    expires_at, created_at, *rest = row
+    found = StoredResponse(owner, response_id, sizes.status, created_at, expires_at, sizes.is_background, *rest)
+    lengths = (len(found.head), len(found.output_items), len(found.tail), len(found.tokens))
+    assert (sizes.head, sizes.output_items, sizes.tail, sizes.tokens) == lengths
+    return found

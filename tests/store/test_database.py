@@ -14,7 +14,7 @@ from scheduler_svc.store.database import connect, data_version, writing
 from scheduler_svc.store.errors import StoreBusy, StoreDamaged, StoreError
 from scheduler_svc.store.schema import STEPS
 from scheduler_svc.store.store_thread import StoreThread
-from tests.store.rows import response
+from tests.store.rows import get_response, response
 
 
 def mode(path):
@@ -35,7 +35,7 @@ def test_what_was_stored_is_there_when_it_is_opened_again(tmp_path):
     with closing(connect(tmp_path)) as store:
         responses.add(store, response("r"))
     with closing(connect(tmp_path)) as store:
-        assert responses.get(store, "ann", "r", 2.0) == response("r")
+        assert get_response(store, "ann", "r", 2.0) == response("r")
 
 
 @pytest.mark.parametrize(("durable", "synchronous"), [(False, 1), (True, 2)])
@@ -64,7 +64,7 @@ def test_an_older_release_s_store_gets_the_steps_that_it_lacks(tmp_path):
             with closing(connect(tmp_path)) as store:
                 assert store.execute("SELECT nickname FROM owners").fetchall() == [(None,)]
                 assert store.execute("SELECT * FROM extra").fetchall() == []
-                assert responses.get(store, "ann", "r", 2.0) == response("r")
+                assert get_response(store, "ann", "r", 2.0) == response("r")
     with pytest.raises(StoreError, match="newer"):
         connect(tmp_path)
 
@@ -108,7 +108,7 @@ def test_damage_elsewhere_is_told_when_it_is_met(tmp_path):
     path = tmp_path / "store.db"
     path.write_bytes(path.read_bytes()[: 2 * 4096] + b"\xff" * (path.stat().st_size - 2 * 4096))
     with pytest.raises(StoreDamaged, match=r"store\.db|malformed"), closing(StoreThread(tmp_path)) as thread:
-        asyncio.run(thread.run(responses.get, "ann", "r", 2.0))
+        asyncio.run(thread.run(responses.measure, "ann", "r", 2.0))
 
 
 def test_lost_tables_are_damage(tmp_path):

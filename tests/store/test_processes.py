@@ -5,8 +5,9 @@ import subprocess
 import sys
 from contextlib import closing, contextmanager
 
-from scheduler_svc.store import batches, check, files, responses
+from scheduler_svc.store import batches, check, files
 from scheduler_svc.store.database import connect
+from tests.store import rows
 from tests.store.busy_process import LINES, one_round
 from tests.support.eventually import eventually
 
@@ -25,7 +26,7 @@ def busy(folder, name, count=0):
 def check_round(store, owner, number):
     """All that a round has written is there."""
     one = f"{owner}-{number}"
-    assert responses.get(store, owner, one, 5.0).status == "completed"
+    assert rows.get_response(store, owner, one, 5.0).status == "completed"
     assert files.get(store, owner, one, 5.0).num_bytes == 5100
     found = batches.get(store, owner, one, 5.0)
     assert (found.status, found.completed, found.failed) == ("completed", LINES - 1, 1)

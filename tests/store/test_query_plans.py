@@ -14,7 +14,7 @@ def test_every_statement_finds_its_rows_by_an_index(store):
     store.set_trace_callback(statements.append)
     one_round(store, "ann", "one")
     responses.add(store, rows.response("next", previous_id="one"), limit_bytes=100_000)
-    responses.get(store, "ann", "next", 2.0)
+    rows.get_response(store, "ann", "next", 2.0)
     responses.chain(store, "ann", "next", 2.0, max_responses=5, max_bytes=10_000)
     page = responses.open_background(store, 2.0)
     responses.open_background(store, 2.0, after=page[-1])

@@ -7,7 +7,8 @@ from scheduler_svc.store import responses
 from scheduler_svc.store.errors import ChainTooLong, Conflict, NotFound, QuotaExceeded
 from scheduler_svc.store.quotas import used_bytes
 from scheduler_svc.store.records import RECORD_BYTES
-from tests.store.rows import response
+from scheduler_svc.store.responses import Cut
+from tests.store.rows import get_response, response
 
 END = {"status": "completed", "output_items": b"[2]", "tail": b"{}", "tokens": b"\x01"}
 
@@ -15,9 +16,9 @@ END = {"status": "completed", "output_items": b"[2]", "tail": b"{}", "tokens": b
 def test_what_was_added_is_found_by_its_owner_alone(store):
     responses.add(store, response("r", "ann"))
     responses.add(store, response("r", "", head=b"other"))
-    assert responses.get(store, "ann", "r", 2.0) == response("r", "ann")
-    assert responses.get(store, "", "r", 2.0).head == b"other"
-    for function in (responses.get, responses.delete, responses.cancel):
+    assert get_response(store, "ann", "r", 2.0) == response("r", "ann")
+    assert get_response(store, "", "r", 2.0).head == b"other"
+    for function in (get_response, responses.delete, responses.cancel):
         with pytest.raises(NotFound, match="no response 'r'"):
             function(store, "bob", "r", 2.0)
     assert responses.get_status(store, "bob", "r", 2.0) is None
@@ -30,14 +31,14 @@ def test_an_id_is_taken_until_its_response_has_expired(store):
     with pytest.raises(Conflict, match="'r' already"):
         responses.add(store, response("r", created_at=100.9, expires_at=200.0))
     responses.add(store, response("r", created_at=101.0, expires_at=200.0, head=b"new"))
-    assert responses.get(store, "ann", "r", 102.0).head == b"new"
+    assert get_response(store, "ann", "r", 102.0).head == b"new"
 
 
 def test_from_the_moment_of_its_expiry_it_is_absent(store):
     responses.add(store, response("r"))
     responses.add(store, response("for ever", expires_at=None))
     assert responses.get_status(store, "ann", "r", 100.9) == "queued"
-    for function in (responses.get, responses.delete, responses.cancel):
+    for function in (get_response, responses.delete, responses.cancel):
         with pytest.raises(NotFound):
             function(store, "ann", "r", 101.0)
     assert not responses.begin(store, "ann", "r", 101.0)
@@ -52,7 +53,7 @@ def test_the_life_of_one_in_the_background(store):
     assert responses.begin(store, "ann", "r", 2.0), "a worker that comes back goes on with it"
     assert responses.finish(store, "ann", "r", 3.0, **END)
     whole = msgspec.structs.replace(response("r", work=b""), **END)
-    assert responses.get(store, "ann", "r", 4.0) == whole
+    assert get_response(store, "ann", "r", 4.0) == whole
     size = sum(map(len, (whole.head, whole.input_items, whole.output_items, whole.tail, whole.tokens)))
     assert used_bytes(store, "ann") == RECORD_BYTES + size, "its work counts no more"
 
@@ -130,13 +131,14 @@ def test_limits_of_a_chain_are_exact(store):
 def test_parts_of_a_response_are_read_by_themselves(store):
     whole = response("r", "ann", output_items=b"[2]", tail=b"{}", tokens=b"long")
     responses.add(store, whole)
-    answer = responses.get_answer(store, "ann", "r", 2.0)
-    assert (answer.head, answer.output_items, answer.tail) == (whole.head, b"[2]", b"{}")
-    assert (answer.input_items, answer.work, answer.tokens) == (b"", b"", b"")
-    assert responses.get_input(store, "ann", "r", 2.0) == whole.input_items
-    for read in (responses.get_answer, responses.get_input):
+    cuts = [Cut("head", 2, 9), Cut("output_items", 0, 3), Cut("tail", 1, 1), Cut("tokens", 1, 4), Cut("tokens", 0, 0)]
+    assert responses.read(store, "ann", "r", 2.0, cuts) == [whole.head[2:9], b"[2]", b"", b"ong", b""]
+    num_bytes = responses.measure_input(store, "ann", "r", 2.0)
+    assert responses.read(store, "ann", "r", 2.0, [Cut("input_items", 0, num_bytes)]) == [whole.input_items]
+    for function, *more in ((responses.measure,), (responses.measure_input,), (responses.read, cuts)):
         with pytest.raises(NotFound, match="no response 'r'"):
-            read(store, "bob", "r", 2.0)
+            function(store, "bob", "r", 2.0, *more)
+    assert not store.in_transaction
 
 
 def test_items_of_several_responses_are_bounded_together(store):
@@ -190,7 +192,7 @@ def test_a_long_chain_costs_no_more_than_its_limit(store):
 @pytest.mark.parametrize("text", ["", "\0", "ünïcode ✓", "x" * 100_000, "'; DROP TABLE responses; --"])
 def test_ids_and_owners_may_be_any_text(store, text):
     responses.add(store, response(text, text))
-    assert responses.get(store, text, text, 2.0).response_id == text
+    assert get_response(store, text, text, 2.0).response_id == text
     assert len(responses.chain(store, text, text, 2.0, max_responses=1, max_bytes=100)) == 1
 
 

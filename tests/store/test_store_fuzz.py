@@ -187,7 +187,8 @@ class StoreMachine(RuleBasedStateMachine):
     def begin_response(self, owner, name, cut):
         record = self.found(self.responses, owner, name)
         did = bool(record and record.status in OPEN_RESPONSE)
-        assert self.do(cut, responses.begin, owner, name, self.now) == did
+        began = self.do(cut, responses.begin, owner, name, self.now)
+        assert began == (record.work if did else None)
         if did:
             self.responses[owner, name] = msgspec.structs.replace(record, status="in_progress")
 
@@ -420,7 +421,7 @@ class StoreMachine(RuleBasedStateMachine):
     def responses_are_those_of_the_model(self):
         found = [(p, r) for p, r in self.responses.items() if self.found(self.responses, *p)]
         for (owner, name), record in found:
-            assert responses.get(self.store, owner, name, self.now) == record
+            assert rows.get_response(self.store, owner, name, self.now) == record
         waiting = [(r.created_at, *place) for place, r in found if r.status in OPEN_RESPONSE]
         page, listed = None, []
         while page := responses.open_background(self.store, self.now, after=page[-1] if page else None, limit=2):

@@ -54,7 +54,7 @@ def test_errors_reach_the_caller_and_the_thread_goes_on(thread):
 
     async def main():
         with pytest.raises(NotFound, match="'r'"):
-            await thread.run(responses.get, "ann", "r", 2.0)
+            await thread.run(responses.measure, "ann", "r", 2.0)
         with pytest.raises(ZeroDivisionError):
             await thread.run(fail)
         with pytest.raises(StoreError, match=r"the store failed: no such table: x \(SQLITE_ERROR\)"):

@@ -80,7 +80,7 @@ def test_an_owner_can_be_forgotten(store):
     responses.add(store, rows.response("expired", expires_at=2.0))
     assert sweep.expire_owner(store, "ann", 3.0) == 4
     with pytest.raises(NotFound):
-        responses.get(store, "ann", "r", 3.0)
+        rows.get_response(store, "ann", "r", 3.0)
     with pytest.raises(NotFound):
         files.append(store, "ann", "unfinished", 3.0, b"x")
     assert rows.content(store, "f", owner="bob") == b"12345"

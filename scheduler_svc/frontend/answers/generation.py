@@ -108,12 +108,43 @@ class Generation:
         are_parsed = context.message != MessageRules()
         while self._num_unfinished:
             for part in parts_of(await self._queue.get(), context.num_prompt_logprobs, are_parsed=are_parsed):
-                pieces, failure = self._read(part)
+                pieces, failure = self.read(part)
                 if pieces:
                     yield self._with_usage(pieces) if context.has_chunk_usage else pieces
                 if failure is not None:
                     raise failure
                 await asyncio.sleep(0)
+
+    def read(self, deltas: Deltas) -> tuple[list[Piece], RequestRejected | None]:
+        """The pieces of these deltas that the client does not have, and why the answer ends here, if it failed."""
+        touched: dict[int, None] = {}
+        failure = None
+        for number, delta in deltas:
+            choice = self._choices[number]
+            if choice.text.has_ended:
+                continue  # its stop string was found earlier in these deltas
+            touched[number] = None
+            prompt, sequence = divmod(number, self._n)
+            if sequence == 0:  # the other sequences find what the first one computed, which saved the client nothing
+                self._num_cached[prompt] = max(self._num_cached[prompt], delta.num_cached_tokens)
+            part = self._prompts[prompt]
+            if delta.prompt_logprob_ids:
+                if part is None or sequence != 0:
+                    raise WireError(f"nobody asked sequence {sequence} for its prompt's log-probabilities")
+                part.read(delta)
+                touched |= dict.fromkeys(range(number, number + self._n))  # those that waited for it
+            if delta.model:
+                self.model = delta.model
+            finish_reason, failed = choice.read(delta)
+            failure = failure or failed
+            if finish_reason is not None:
+                self._num_unfinished -= 1
+                self._reasons[number] = finish_reason
+                self._queue.end(number)
+                if sequence == 0 and part is not None and not part.is_complete:
+                    message = "log-probabilities of the prompt are missing"
+                    failure = failure or RequestRejected(message, "internal_error")
+        return [piece for number in touched for piece in self._choices[number].take()], failure
 
     async def whole(self) -> list[WholeChoice]:
         """Every choice, complete and in order. Raises as `pieces` does."""
@@ -156,10 +187,14 @@ class Generation:
         return any(choice.text.num_tokens for choice in self._choices)
 
     @property
+    def num_tokens(self) -> int:
+        """Of all choices so far."""
+        return sum(choice.text.num_tokens for choice in self._choices)
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far. A prompt counts once however many sequences it has."""
-        prompt = self.spec.num_prompt_tokens
-        completion = sum(choice.text.num_tokens for choice in self._choices)
+        prompt, completion = self.spec.num_prompt_tokens, self.num_tokens
         details: CompletionTokensDetails | UnsetType = UNSET
         if self.spec.context.message.thought != "none":
             details = CompletionTokensDetails(sum(choice.num_thought_tokens for choice in self._choices))
@@ -175,37 +210,6 @@ class Generation:
         """The same, each with the usage so far."""
         usage = self.usage
         return [piece._replace(usage=usage) for piece in pieces]
-
-    def _read(self, deltas: Deltas) -> tuple[list[Piece], RequestRejected | None]:
-        """The pieces of these deltas that the client does not have, and why the answer ends here, if it failed."""
-        touched: dict[int, None] = {}
-        failure = None
-        for number, delta in deltas:
-            choice = self._choices[number]
-            if choice.text.has_ended:
-                continue  # its stop string was found earlier in these deltas
-            touched[number] = None
-            prompt, sequence = divmod(number, self._n)
-            if sequence == 0:  # the other sequences find what the first one computed, which saved the client nothing
-                self._num_cached[prompt] = max(self._num_cached[prompt], delta.num_cached_tokens)
-            part = self._prompts[prompt]
-            if delta.prompt_logprob_ids:
-                if part is None or sequence != 0:
-                    raise WireError(f"nobody asked sequence {sequence} for its prompt's log-probabilities")
-                part.read(delta)
-                touched |= dict.fromkeys(range(number, number + self._n))  # those that waited for it
-            if delta.model:
-                self.model = delta.model
-            finish_reason, failed = choice.read(delta)
-            failure = failure or failed
-            if finish_reason is not None:
-                self._num_unfinished -= 1
-                self._reasons[number] = finish_reason
-                self._queue.end(number)
-                if sequence == 0 and part is not None and not part.is_complete:
-                    message = "log-probabilities of the prompt are missing"
-                    failure = failure or RequestRejected(message, "internal_error")
-        return [piece for number in touched for piece in self._choices[number].take()], failure
 
     def _prompt_part(self, number: int, tokenizer: Tokenizer) -> PromptPart | None:
         """What is shown of a prompt; None for nothing."""

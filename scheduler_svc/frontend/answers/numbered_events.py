@@ -27,6 +27,15 @@ class NumberedEvents(Events):
         self._number = 0
         self._has_begun = False
 
+    @property
+    def number(self) -> int:
+        """Of the next event; nothing but the answer so far decides it."""
+        return self._number
+
+    def write_after(self, number: int) -> None:
+        """Write events after this one from now on."""
+        self._after = number
+
     def begun(self) -> bytes:
         """The first events. They come once, by this or before the first piece."""
         if self._has_begun:

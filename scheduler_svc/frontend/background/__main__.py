@@ -22,7 +22,7 @@ from scheduler_svc.frontend.background.batches import Batches
 from scheduler_svc.frontend.background.line_gate import LineGate
 from scheduler_svc.frontend.background.patient_store import PatientStore
 from scheduler_svc.frontend.background.worker import Worker
-from scheduler_svc.frontend.http.server import ServerSettings, serve
+from scheduler_svc.frontend.http.server import ServerSettings, allowed_connections, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.batches.line_endpoints import line_endpoints
 from scheduler_svc.frontend.requests.chat_style import style_of
@@ -68,7 +68,11 @@ def main(
     if parent is not None and (die_with_parent := killed_with(parent)) is not None:
         die_with_parent()
     setup_logging("worker", log_level, log_format)
-    frontend = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
+    frontend = replace(
+        frontend,
+        served_model_name=frontend.served_model_name or (model_name(model),),
+        max_connections=allowed_connections(frontend.max_connections),
+    )
     try:
         if store.folder is None:
             raise click.UsageError("the worker needs a --store")
@@ -87,7 +91,7 @@ def main(
         worker = Worker(link, tokenizer, thread, batches, tracing)
         app = create_worker_app(worker, frontend.keep_alive_s)
         gc.freeze()
-        settings = ServerSettings(LOSS_TIMEOUT_S, STALL_TIMEOUT_S, parent, "worker")
+        settings = ServerSettings(LOSS_TIMEOUT_S, STALL_TIMEOUT_S, frontend.max_connections, parent, "worker")
         working = asyncio.create_task(worker.run())
         serving = asyncio.create_task(serve(app, link, listener, settings, at_stop=worker.stop))
         try:

@@ -1,13 +1,17 @@
 """The worker's own HTTP, on a socket that only its frontends can reach: they tell it of work, and read streams."""
 
+import asyncio
+import contextlib
+
 from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler_svc.frontend.background.response_run import ResponseRun
 from scheduler_svc.frontend.background.worker import Worker
-from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.errors import ClientGone
 from scheduler_svc.frontend.http.fastapi_app import new_app
-from scheduler_svc.frontend.http.streaming import EventStream, Out
+from scheduler_svc.frontend.http.streaming import COMMENT, Out, unless_disconnected
+from scheduler_svc.frontend.link.worker_link import ENDED
 
 DONE = 204
 NOT_RUNNING = 404
@@ -63,33 +67,36 @@ class _WorkerApi:
         return Response(status_code=DONE)
 
 
-class _RunStream(EventStream):
-    """A reader of a run. It begins at once, with the events that need no token, and ends without a last event where the
-    run is broken off."""
+class _RunStream(Response):
+    """A reader of a run. It begins at once, and ends with `ENDED` when the store has the end of the response."""
+
+    media_type = "text/event-stream"
 
     def __init__(self, run: ResponseRun, after: int, keep_alive_s: float) -> None:
+        super().__init__()
+        del self.headers["content-length"]
         self._run = run
-        self._queue, generation, events = run.reader(after)
-
-        async def settled(_: ApiError | None) -> None:
-            await run.is_kept.wait()  # who has read the last event finds the response in the store
-            if run.outcome is not None:  # or a fault of ours is its end
-                events.settle(run.outcome)
-
-        super().__init__(generation, events, keep_alive_s=keep_alive_s, at_end=settled)
+        self._after = after
+        self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
+        with contextlib.suppress(ClientGone):
+            await unless_disconnected(receive, self._stream(send))
+
+    async def _stream(self, send: Send) -> None:
+        out = Out(send, self.raw_headers)
+        await out.send(COMMENT)
+        keeper = asyncio.create_task(out.keep_alive(self._keep_alive_s))
+        last = b""
         try:
-            await super().__call__(scope, receive, send)
+            async for events in self._run.events(self._after):
+                if events:
+                    await out.send(events)
+                    continue
+                await self._run.is_kept.wait()
+                last = ENDED
         finally:
-            self._run.leave(self._queue)
-
-    async def _may_begin(self) -> None:
-        pass
-
-    async def _fail(self, out: Out, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._run.is_broken_off:
-            await out.end()
-        else:
-            await self._fail_late(out, error)
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+        await out.end(last)

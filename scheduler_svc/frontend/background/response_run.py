@@ -2,19 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 import msgspec
 
 from common import messages as m
 from common.errors import RequestRejected
 from common.logging import get_logger
-from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.generation import Generation
-from scheduler_svc.frontend.answers.responses.events import NEVER, Outcome, ResponseEvents
-from scheduler_svc.frontend.answers.responses.token_record import RECORD_VERSION, TokenRecord, follow
-from scheduler_svc.frontend.background.broadcast import Broadcast
+from scheduler_svc.frontend.answers.responses.events import BEGINNING, Outcome, ResponseEvents
+from scheduler_svc.frontend.answers.responses.token_record import RECORD_VERSION, TokenRecord, follow, written
+from scheduler_svc.frontend.background.event_feed import EventFeed
+from scheduler_svc.frontend.background.token_log import TokenLog
 from scheduler_svc.frontend.background.turns import NO_ROOM
 from scheduler_svc.frontend.errors import ApiError, internal_error
 from scheduler_svc.frontend.link.core_link import CoreLink
@@ -44,24 +43,25 @@ class ResponseRun:
         is_kept: set when the store has the outcome, or wants none.
         outcome: what it has come to; None before.
         refusal: the code with which the core said that it has no room; empty if it did not.
-        generation: that `run` reads; None before.
+        generation: that `run` reads.
     """
 
     def __init__(
         self, link: CoreLink, tokenizer: Tokenizer, work: BackgroundWork, on_taken: Callable[[], None] = lambda: None
     ) -> None:
-        AnswerContext.decode(work.submit.context)  # each reader does so
         self.spec = work.spec
         self.is_kept = asyncio.Event()
         self.outcome: Outcome | None = None
         self.refusal = ""
-        self.generation: Generation | None = None
         self._link = link
-        self._tokenizer = tokenizer
+        self._follow = partial(follow, work.spec, work.submit.context, len(work.submit.prompt) // 4, tokenizer)
+        queue, self.generation = self._follow(tell=self._hear)
+        self._tokens = TokenLog(work.spec.response_id, queue)
+        self._feed = EventFeed(work.spec)
+        self._catching_up = asyncio.Lock()
         self._submit = work.submit
         self._on_taken: Callable[[], None] | None = on_taken
         self._attempt = 0
-        self._broadcast = Broadcast(work.spec.response_id)
         self._source: DeltaQueue | None = None
         self._is_unwanted = asyncio.Event()  # the rest of it: it was cancelled, or its stop string was found
         self._is_cancelled = False
@@ -71,7 +71,7 @@ class ResponseRun:
     def record(self) -> bytes:
         """Its tokens, for the store."""
         submit = self._submit
-        record = TokenRecord(RECORD_VERSION, self.spec, submit.context, len(submit.prompt) // 4, self._broadcast.deltas)
+        record = TokenRecord(RECORD_VERSION, self.spec, submit.context, len(submit.prompt) // 4, self._tokens.deltas)
         return record.encode()
 
     @property
@@ -83,16 +83,32 @@ class ResponseRun:
     @property
     def is_broken_off(self) -> bool:
         """Whether it goes on, and not here."""
-        return self._broadcast.is_broken_off
+        return self._tokens.is_broken_off
 
-    def reader(self, after: int) -> tuple[DeltaQueue, Generation, ResponseEvents]:
-        """One more reader of the stream, after the event with this number; see `leave`."""
-        queue, generation = self._follow()
-        return queue, generation, ResponseEvents(self.spec, after=after)
-
-    def leave(self, queue: DeltaQueue) -> None:
-        """A reader is gone."""
-        self._broadcast.leave(queue)
+    async def events(self, after: int) -> AsyncIterator[bytes]:
+        """The events after this number, without those of the whole response, for one reader: what was written before is
+        written again for it, what comes now it shares with the others. An empty one at the end says that it has all;
+        without that one, it has to ask again.
+        """
+        _, generation = self._follow()
+        events = ResponseEvents(self.spec, after=max(after, len(BEGINNING) - 1))
+        num_read = 0
+        while not self._feed.is_closed:
+            num_live = self.generation.num_tokens
+            if num_read < num_live:
+                steps = written(self._tokens.between(num_read, num_live), generation, events)
+                num_read = num_live
+                async for part in self._one_at_a_time(steps):
+                    yield part
+            elif max(events.number, len(BEGINNING)) <= after:
+                await self._feed.grown()  # its client has more, of another worker
+            else:
+                with self._feed.reader() as reader:
+                    while part := await reader.next():
+                        yield part
+                    if reader.is_whole:
+                        yield b""
+                return
 
     def cancel(self) -> None:
         """End it: its readers hear that it was cancelled, when the core has said so or is away."""
@@ -103,32 +119,28 @@ class ResponseRun:
 
     def break_off(self) -> None:
         """End it here, and not in the core: its readers are to ask again."""
-        self._broadcast.break_off()
+        self._tokens.break_off()
 
     async def run(self) -> Outcome | None:
         """Until it has ended; None if it was broken off, or the core has no room for it (`refusal`). When this is
         cancelled, the request goes on, and waits for the next worker."""
-        events = ResponseEvents(self.spec, after=NEVER)
+        events, generation = self._feed.events, self.generation
         pump = asyncio.create_task(self._pump())
-        generation: Generation | None = None
         try:
-            _, generation = self._follow(stops=True)
-            self.generation = generation
             with generation:
                 async for pieces in generation.pieces():
-                    for _ in events.of(pieces):
-                        pass
+                    self._feed.write(pieces)
             self.outcome = events.outcome(generation.usage)
-            if not self._broadcast.has_ended and self._source is None:
+            if not self._tokens.has_ended and self._source is None:
                 await asyncio.wait([pump], timeout=QUERY_TIMEOUT_S)  # it has the core end what is not wanted
         except RequestRejected as rejected:
             if not self.is_broken_off:
-                usage = None if generation is None else generation.usage
-                self.outcome = events.failure(ApiError.of_rejection(rejected), usage)
+                self.outcome = events.failure(ApiError.of_rejection(rejected), generation.usage)
         except Exception:
             log.exception("internal error", request=self.spec.response_id)
-            self.outcome = events.failure(internal_error(), None if generation is None else generation.usage)
+            self.outcome = events.failure(internal_error(), generation.usage)
         finally:
+            self._feed.close(is_whole=self.outcome is not None)
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
         return self.outcome
@@ -136,19 +148,24 @@ class ResponseRun:
     @property
     def _is_over(self) -> bool:
         """Whether nothing is to come from the core."""
-        return self._broadcast.has_ended or self.is_broken_off or self._is_left
+        return self._tokens.has_ended or self.is_broken_off or self._is_left
 
-    def _follow(self, *, stops: bool = False) -> tuple[DeltaQueue, Generation]:
-        def tell(message: m.Cancel | m.Detach) -> None:
-            if stops and isinstance(message, m.Cancel):  # a stop string was found
-                self._is_unwanted.set()
-                if self._source is not None:
-                    self._source.end(0)
+    async def _one_at_a_time(self, steps: Iterator[list[bytes]]) -> AsyncIterator[bytes]:
+        """What is written again for one reader, in turn with the other readers."""
+        while True:
+            async with self._catching_up:
+                part = next(steps, None)
+                await asyncio.sleep(0)
+            if part is None:
+                return
+            if events := b"".join(part):
+                yield events
 
-        facts: tuple[Any, ...] = (self.spec, self._submit.context, len(self._submit.prompt) // 4, self._tokenizer)
-        queue, generation = follow(*facts, tell=tell)
-        self._broadcast.read_by(queue)
-        return queue, generation
+    def _hear(self, message: m.Cancel | m.Detach) -> None:
+        if isinstance(message, m.Cancel):  # a stop string was found
+            self._is_unwanted.set()
+            if self._source is not None:
+                self._source.end(0)
 
     async def _pump(self) -> None:
         """Pass on what the core says, by one connection after the other."""
@@ -165,7 +182,7 @@ class ResponseRun:
                     await asyncio.wait_for(self._is_unwanted.wait(), RETRY_S)
         except Exception:
             log.exception("internal error", request=self.spec.response_id)
-            self._broadcast.fail(RequestRejected(internal_error().message, "internal_error"))
+            self._tokens.fail(RequestRejected(internal_error().message, "internal_error"))
 
     async def _read_once(self) -> None:
         """Connect, and pass deltas on to the end of the request, or to what passes."""
@@ -201,7 +218,7 @@ class ResponseRun:
         except BaseException:
             queue.detach()
             raise
-        self._broadcast.begin_anew()
+        self._tokens.begin_anew()
         if answer.found:
             self._taken()
             return queue
@@ -218,17 +235,17 @@ class ResponseRun:
                 if delta.finish_reason == "cancelled" and not self._is_unwanted.is_set():
                     self._attempt += 1  # the worker was away for longer than the core keeps what nobody reads
                     return
-                self._broadcast.put(delta)
+                self._tokens.put(delta)
 
     def _failed(self, rejected: RequestRejected, *, is_last: bool) -> None:
         """The core refused it, failed it or is away."""
         if rejected.code not in PASSING:
-            self._broadcast.fail(rejected)
+            self._tokens.fail(rejected)
         elif is_last:
             self._end_unwanted()
         elif rejected.code in NO_ROOM and not self._is_unwanted.is_set():
             self.refusal = rejected.code
-            self._broadcast.break_off()
+            self._tokens.break_off()
 
     def _end_unwanted(self) -> None:
         """Without a word from the core, which does not have it, or is away."""
@@ -236,7 +253,7 @@ class ResponseRun:
         if not self._is_cancelled:
             return  # its readers have its end
         ending = m.TokenDelta(request_id=self.spec.response_id, index=0, token_ids=b"", finish_reason="cancelled")
-        self._broadcast.put(ending)
+        self._tokens.put(ending)
 
     async def _wait_until_taken(self, source: DeltaQueue) -> None:
         await source.accepted()

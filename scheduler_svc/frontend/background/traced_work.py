@@ -32,9 +32,8 @@ def traced(tracing: Tracing | None, owner: str, work: BackgroundWork, run: Respo
 
 
 def _end(tracing: Tracing, trace: RequestTrace, owner: str, run: ResponseRun) -> None:
-    if run.generation is not None:
-        follow(trace, run.generation, owner)
-        trace.core_ids = (run.core_id,)
+    follow(trace, run.generation, owner)
+    trace.core_ids = (run.core_id,)
     if run.outcome is None:
         trace.failed("broken_off", is_ours=False)  # another worker goes on
     elif run.outcome.status in ("failed", "cancelled"):

@@ -198,13 +198,10 @@ class Worker:
         Raises:
             BatonError: another version of Baton has written what is to be done.
         """
-        try:
-            record = await self._patient.ask(responses.get, *name, time.time())
-        except NotFound:
+        encoded = await self._patient.ask(responses.begin, *name, time.time())
+        if not encoded or place.is_cancelled:
             return ""
-        if not record.work or not await self._patient.ask(responses.begin, *name, time.time()) or place.is_cancelled:
-            return ""
-        work = BackgroundWork.decode(record.work, record.head)
+        work = BackgroundWork.decode(encoded)
         run = ResponseRun(self._link, self._tokenizer, work, lambda: self._taken(name))
         if self._is_stopped:
             return ""

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from common.messages import Task
 from scheduler_svc.frontend.api_keys import ApiKeys
+from scheduler_svc.frontend.http.accounts import ClientAccounts
 from scheduler_svc.frontend.http.admin_api import AdminApi
 from scheduler_svc.frontend.http.batches_api import BatchesApi
 from scheduler_svc.frontend.http.body_limit import LimitBody
@@ -91,7 +92,7 @@ def create_app(
     embedder, scorer = (settings.pooling.get(task, of_served) for task in POOLING_TASKS)
     routers = [
         GenerateApi(link, reader, style, model=model, keep_alive_s=keep_alive_s).router,
-        ResponsesApi(link, reader, style, storage, model=model, keep_alive_s=keep_alive_s).router,
+        ResponsesApi(link, reader, style, storage, model=model, options=settings.options).router,
         MessagesApi(link, reader, style, model=model, keep_alive_s=keep_alive_s).router,
         FilesApi(storage).router,
         BatchesApi(storage, allow_unknown=settings.options.allow_unknown).router,
@@ -114,13 +115,17 @@ def create_app(
     if settings.options.open_metrics:
         open_paths += (METRICS_PATH,)
     if not settings.options.no_page:
-        page = PageApi(link, live or LiveHub(link), settings.api_keys, tokenizer, style, model=model)
+        hub, max_readers = live or LiveHub(link), settings.options.max_readers
+        page = PageApi(link, hub, settings.api_keys, tokenizer, style, model=model, max_readers=max_readers)
         routers.append(page.router)
         open_paths += page.open_paths
     for router in routers:
         app.include_router(router)
     limits = {"max_body_bytes": settings.max_body_bytes, "max_file_bytes": settings.max_file_bytes}
     app.add_middleware(LimitBody, **limits)
+    # The longest body has to fit into the share of a client that is alone.
+    max_bytes = max(settings.options.held_mb * 2**20, 2 * settings.max_body_bytes)
+    app.add_middleware(ClientAccounts, max_bytes=max_bytes, max_connections=settings.options.max_connections)
     # The last one added is the first one asked.
     if tracing is not None:  # requests without a key leave no trace
         app.add_middleware(TraceRequests, tracing=tracing)

@@ -1,29 +1,45 @@
 """The stream of a response in the background, for one client: from the worker, and from the store when it has ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import Response
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from common.logging import get_logger
-from scheduler_svc.frontend.answers.responses.events import Outcome, ResponseEvents, ResponseSpec
-from scheduler_svc.frontend.answers.responses.token_record import TokenRecord, replay
+from scheduler_svc.frontend.answers.responses.events import BEGINNING, ResponseEvents, event_around, last_event
+from scheduler_svc.frontend.answers.responses.objects import ResponseStatus
+from scheduler_svc.frontend.answers.responses.token_record import TokenRecord, follow, written
 from scheduler_svc.frontend.errors import ApiError, ClientGone, internal_error
-from scheduler_svc.frontend.http.plain_answers import ERROR, IS_CLIENT_GONE, REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.accounts import Readers
+from scheduler_svc.frontend.http.plain_answers import ERROR, IS_CLIENT_GONE, REQUEST_ID_HEADER, ErrorResponse
 from scheduler_svc.frontend.http.streaming import COMMENT, unless_disconnected
-from scheduler_svc.frontend.link.worker_link import WorkerGone, WorkerLink
-from scheduler_svc.frontend.storing.responses import ResponseStore
+from scheduler_svc.frontend.link.worker_link import ENDED, WorkerGone, WorkerLink
+from scheduler_svc.frontend.storing.responses import ResponseStore, StoredAnswer
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from scheduler_svc.store.records import StoredResponse
 
 RETRY_S = 0.25
-END_OF_EVENT = b"\n\n"
-LAST_EVENTS = tuple(b"event: response.%b\n" % name for name in (b"completed", b"incomplete", b"failed"))
+EVENT, END_OF_EVENT = b"event:", b"\n\n"
 
 log = get_logger(__name__)
+
+
+class Streaming(NamedTuple):
+    """What a frontend's streams of responses in the background have in common.
+
+    Attributes:
+        long_work: does work of some size where it holds nothing up.
+        readers: those of each response.
+    """
+
+    store: ResponseStore
+    worker: WorkerLink
+    tokenizer: Tokenizer
+    long_work: Callable[[int, Callable[[], list[bytes] | None]], Awaitable[list[bytes] | None]]
+    readers: Readers
 
 
 class BackgroundStream(Response):
@@ -36,31 +52,25 @@ class BackgroundStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        store: ResponseStore,
-        worker: WorkerLink,
-        tokenizer: Tokenizer,
-        owner: str,
-        response_id: str,
-        after: int,
-    ) -> None:
+    def __init__(self, shared: Streaming, owner: str, response_id: str, after: int) -> None:
         headers = {REQUEST_ID_HEADER: response_id, "cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(headers=headers)
         del self.headers["content-length"]
-        self._store = store
-        self._worker = worker
-        self._tokenizer = tokenizer
+        self._shared = shared
         self._name = owner, response_id
         self._after = after
-        self._has_last = False
+        self._has_all = False  # but for the last event
+        self._is_inside = False  # of an event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
         try:
-            await unless_disconnected(receive, self._stream(scope, send))
+            with self._shared.readers.one_more(self._name, "this response"):
+                await unless_disconnected(receive, self._stream(scope, send))
         except ClientGone:
             scope[IS_CLIENT_GONE] = True
+        except ApiError as error:
+            await ErrorResponse(error)(scope, receive, send)
 
     async def _stream(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -69,6 +79,8 @@ class BackgroundStream(Response):
             await self._unless_stopped(self._pass_on(send))
         except ApiError as error:  # the response was deleted, the store fails, or this frontend stops
             scope[ERROR] = error
+            if self._is_inside:  # nothing can be said there: the connection breaks
+                return
             last = _error_event(error, self._after)
         except Exception:
             log.exception("internal error")
@@ -78,7 +90,7 @@ class BackgroundStream(Response):
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Carry out `work`. Raises ApiError (503) if the frontend stops before it is done."""
-        working, stopped = asyncio.create_task(work), asyncio.create_task(self._worker.stopped())
+        working, stopped = asyncio.create_task(work), asyncio.create_task(self._shared.worker.stopped())
         try:
             await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -93,64 +105,97 @@ class BackgroundStream(Response):
 
     async def _pass_on(self, send: Send) -> None:
         async for part in self._parts():
-            if not part:
-                continue
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            self._after += sum(block.startswith(b"event:") for block in part.split(END_OF_EVENT))
 
     async def _parts(self) -> AsyncIterator[bytes]:
-        """Whole events, and comments. What is yielded is sent before the next part is asked for."""
-        has_begun = False
-        while not self._has_last:
-            record = await self._store.get(*self._name)
-            if record.status not in ("queued", "in_progress"):
-                async for part in self._stored(record):
-                    yield part
-                return
-            if not has_begun:
-                has_begun = True
-                yield self._events(record).waiting()  # at once: the client knows the response by them
+        """Parts of events, and comments. What is yielded is sent before the next part is asked for."""
+        while True:
+            answer = await self._shared.store.answer(*self._name)
+            if not answer.is_open:
+                break
+            async for part in self._beginning(answer, BEGINNING[:-1]):  # at once: the client knows the response by them
+                yield part
             try:
-                async with self._worker.events(*self._name, self._after) as stream:
+                async with self._shared.worker.events(*self._name, self._after) as stream:
                     if stream is not None:
-                        async for part in self._whole_events(stream):
+                        async for part in self._running(answer, stream):
                             yield part
             except WorkerGone as gone:
                 log.warning("the background worker is gone", response=self._name[1], reason=str(gone))
-            if not self._has_last:
+            if not self._has_all:
                 yield COMMENT
                 await asyncio.sleep(RETRY_S)
+        async for part in self._beginning(answer, BEGINNING):
+            yield part
+        async for part in self._rest(answer):
+            yield part
 
-    async def _stored(self, record: StoredResponse) -> AsyncIterator[bytes]:
-        """The events of a response that has ended. Raises ApiError (404) for tokens that cannot be read."""
-        outcome = Outcome(record.status, record.output_items, record.tail)
-        if record.tokens or record.status not in ("failed", "cancelled"):
-            async for part in replay(_tokens(record), outcome, self._tokenizer, self._after):
-                yield part
-            return
-        events = self._events(record)  # it ended before it had begun
-        events.settle(outcome)
-        yield events.failed(internal_error())  # as it was settled
-
-    def _events(self, record: StoredResponse) -> ResponseEvents:
-        """Of a response without tokens."""
-        spec = ResponseSpec(record.response_id, record.head, in_summary=False, is_sealed=False, is_background=True)
-        return ResponseEvents(spec, after=self._after)
-
-    async def _whole_events(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """What comes, without an event that breaks off; notices the last one."""
-        rest = b""
+    async def _running(self, answer: StoredAnswer, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """What the worker says, without an event that breaks off; notices whether that is all."""
+        async for part in self._beginning(answer, BEGINNING):
+            yield part
+        rest = bytearray()
         async for data in stream:
-            whole, end, rest = (rest + data).rpartition(END_OF_EVENT)
-            if end:
-                self._has_last = whole.rpartition(END_OF_EVENT)[2].startswith(LAST_EVENTS)
-                yield whole + end
+            rest += data
+            end = rest.rfind(END_OF_EVENT, max(0, len(rest) - len(data) - 1)) + len(END_OF_EVENT)
+            if end < len(END_OF_EVENT):
+                continue
+            whole = bytes(rest[:end])
+            del rest[:end]
+            self._has_all = whole.endswith(ENDED)
+            yield whole.removesuffix(ENDED)
+            self._after += whole.startswith(EVENT) + whole.count(END_OF_EVENT + EVENT)
+
+    async def _rest(self, answer: StoredAnswer) -> AsyncIterator[bytes]:
+        """What is left of a response that has ended. Raises ApiError (404) for tokens that cannot be read."""
+        number = self._after + 1
+        if not self._has_all:
+            number = len(BEGINNING)
+            if answer.sizes.tokens or not answer.has_failed:
+                record = _tokens(await answer.tokens())
+                deltas = [replace(delta, finish_reason=None) for delta in record.deltas]
+                _, generation = follow(record.spec, record.context, record.num_prompt_tokens, self._shared.tokenizer)
+                events = ResponseEvents(record.spec, after=self._after)
+                steps = written(deltas if answer.has_failed else record.deltas, generation, events)
+                while (step := await self._next(steps, answer.sizes.tokens)) is not None:
+                    for part in step:
+                        yield part
+                number = max(number, events.number)
+        if number > self._after:
+            async for part in self._whole_event(answer, last_event(answer.status), number):
+                yield part
+
+    async def _beginning(
+        self, answer: StoredAnswer, events: Sequence[tuple[str, ResponseStatus]]
+    ) -> AsyncIterator[bytes]:
+        """The first events, as far as the client does not have them."""
+        for number, (name, status) in enumerate(events):
+            if number > self._after:
+                async for part in self._whole_event(answer, name, number, status):
+                    yield part
+
+    async def _whole_event(
+        self, answer: StoredAnswer, name: str, number: int, status: ResponseStatus | None = None
+    ) -> AsyncIterator[bytes]:
+        """An event with the whole response, which is read from the store piece by piece."""
+        before, behind = event_around(name, number)
+        self._is_inside = True
+        async for piece in answer.json(status):
+            yield before + piece
+            before = b""
+        yield behind
+        self._is_inside = False
+        self._after = number
+
+    async def _next(self, steps: Iterator[list[bytes]], size: int) -> list[bytes] | None:
+        """The next step, where it holds up nothing; None after the last one."""
+        return await self._shared.long_work(size, lambda: next(steps, None))
 
 
-def _tokens(record: StoredResponse) -> TokenRecord:
+def _tokens(data: bytes) -> TokenRecord:
     """The tokens of a response that has ended. Raises ApiError (404) for one that has none."""
     try:
-        return TokenRecord.decode(record.tokens, record.head)
+        return TokenRecord.decode(data)
     except msgspec.MsgspecError as error:
         message = "The events of this response are not there, or are another version's."
         raise ApiError(404, message, code="events_not_found", param="stream") from error

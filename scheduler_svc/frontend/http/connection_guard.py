@@ -21,6 +21,7 @@ UPLOAD_STEP_BYTES = (
     512 * 1024
 )  # of an upload, for which it has the time of a body: no upload is too long, only too slow
 READ_BYTES = 16 * 1024  # at once: all of them are parsed before anything else has its turn; asyncio would read 256 KiB
+UNREAD_BYTES = 16 * 1024  # of an answer, from which on its application waits for the reader; asyncio would take 64 KiB
 
 log = get_logger(__name__)
 dropped_readers = QuietLog(log, "reader dropped")
@@ -32,7 +33,8 @@ class ConnectionLimits:
     """What clients are held to.
 
     Attributes:
-        max_connections: open at once; one more is answered with 503.
+        max_connections: open at once. One more closes the one that has been idle for longest, and is answered with 503
+            if none is idle.
         max_head_bytes: of a request line and its headers.
         head_timeout_s: from the connection, or a request's first byte, to the end of its headers.
         body_timeout_s: from the end of the headers to the end of the body.
@@ -60,11 +62,22 @@ class ConnectionGuard(H11Protocol):
     cannot close the connection: what is buffered would have to be delivered first. Here such a connection is aborted,
     and the application sees that its client has gone. What is refused before the application has a request has the same
     traces as any refusal: an error's body, an id, a count and a log line.
+
+    Args:
+        idle: the server's connections that no request is being answered on, in the order in which they became so.
     """
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, counts: RequestCounts, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        limits: ConnectionLimits,
+        counts: RequestCounts,
+        idle: "dict[ConnectionGuard, None]",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._counts = counts
+        self._idle = idle
         self.conn = StrictConnection(limits.max_head_bytes)
         self._limits = limits
         self._expected: _Part | None = None
@@ -77,15 +90,19 @@ class ConnectionGuard(H11Protocol):
         super().connection_made(transport)
         if hasattr(transport, "max_size"):  # asyncio's own has it, uvloop's has not
             transport.max_size = READ_BYTES
-        if len(self.connections) > self._limits.max_connections:
+        transport.set_write_buffer_limits(high=UNREAD_BYTES)
+        if len(self.connections) > self._limits.max_connections and not self._make_room():
             message = f"{self._limits.max_connections} connections are open already."
             self._refuse(ApiError(503, message, code="unavailable", retry=True))
         else:
+            self._idle[self] = None
             self._expect(_Part.HEAD)
 
     def data_received(self, data: bytes) -> None:
         """A part of a request has come."""
         super().data_received(data)
+        if self._is_answering():
+            self._idle.pop(self, None)
         self._expect(self._missing_part())
         if self._expected is _Part.BODY and is_upload(self.scope):
             self._put_off(len(data))
@@ -102,6 +119,8 @@ class ConnectionGuard(H11Protocol):
     def on_response_complete(self) -> None:
         """The answer is written, but the client may not have read it yet, nor sent the rest of its request."""
         super().on_response_complete()
+        if not self._is_answering():  # one that came with it
+            self._idle[self] = None
         self._watch_the_last_bytes()
         missing = self._missing_part()
         self._expect(missing if missing is _Part.BODY else None)  # uvicorn has a timer for the next request
@@ -124,9 +143,22 @@ class ConnectionGuard(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed: nothing is left to watch."""
+        self._idle.pop(self, None)
         self._stop(self._stall_check)
         self._stop(self._request_deadline)
         super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been idle for longest. Returns whether there is one."""
+        idlest = next(iter(self._idle), None)
+        if idlest is None:
+            return False
+        del self._idle[idlest]
+        idlest.transport.abort()  # what its client has not read would keep it open
+        return True
 
     def _refuse(self, error: ApiError) -> None:
         """Answer, without waiting for a request that may never come, and close the connection."""

@@ -7,7 +7,6 @@ from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, PartsResponse
 from scheduler_svc.frontend.http.streaming import unless_disconnected
-from scheduler_svc.frontend.http.unsent_answers import UnsentAnswers
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.embedding import tokenize_embedding
 from scheduler_svc.frontend.requests.pooled_request import PooledRequest
@@ -31,13 +30,11 @@ class EmbeddingsApi:
         self._reader = reader
         self._model = model
         self._long_work = long_work
-        self._unsent = UnsentAnswers()
         self.router = APIRouter()
         self.router.post("/v1/embeddings", response_model=None)(self.embeddings)
 
     async def embeddings(self, request: Request) -> Response:
         """A vector for each input."""
-        self._unsent.check()
         pooled, writer = await self._read(request)
         request.scope[ANSWER_ID] = pooled.request_id
         asked_pooled(request.scope, pooled, self._model.names[0])
@@ -47,7 +44,7 @@ class EmbeddingsApi:
         request.scope[IS_SUBMITTED] = True
         with answer:
             parts = await unless_disconnected(request.receive, writer.write(answer, self._model.names[0]))
-        return PartsResponse(parts, {REQUEST_ID_HEADER: pooled.request_id}, self._unsent)
+        return PartsResponse(parts, {REQUEST_ID_HEADER: pooled.request_id})
 
     async def _read(self, request: Request) -> tuple[PooledRequest, EmbeddingWriter]:
         """A request, tokenized, and what writes its answer. Its body ends here, long before the answer does."""

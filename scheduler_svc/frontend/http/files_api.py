@@ -11,12 +11,13 @@ from starlette.requests import ClientDisconnect
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.batch_objects import DeletedFile, FileList, FileObject
 from scheduler_svc.frontend.errors import ApiError, ClientGone
+from scheduler_svc.frontend.http.accounts import held_of
 from scheduler_svc.frontend.http.body_limit import UPLOAD
 from scheduler_svc.frontend.http.multipart import PartBegins, PartData, PartEnds, form_events
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.plain_answers import json_response
 from scheduler_svc.frontend.requests.batches.schemas import FILE_ID, upload_expiry, upload_purpose
-from scheduler_svc.frontend.storing.files import FileStore, Upload
+from scheduler_svc.frontend.storing.files import CHUNK_BYTES, FileStore, Upload
 from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.store.records import StoredFile
 
@@ -88,6 +89,7 @@ class FilesApi:
     async def content(self, file_id: str, request: Request) -> Response:
         """A file's bytes."""
         file = await self._get(file_id, request)
+        held_of(request).take(min(file.num_bytes, CHUNK_BYTES))
         headers = {"content-length": str(file.num_bytes)}
         return StreamingResponse(self._chunks(file), headers=headers, media_type=BYTES)
 

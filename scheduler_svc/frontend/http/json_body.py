@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import Request
 
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.accounts import held_of
 
 
 async def json_body(request: Request) -> bytes:
@@ -27,4 +28,4 @@ async def read_body(request: Request) -> AsyncIterator[bytes]:
     try:
         yield await json_body(request)
     finally:
-        request.scope["baton.body"].release()
+        held_of(request).release()

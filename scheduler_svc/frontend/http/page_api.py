@@ -10,6 +10,7 @@ from msgspec import Struct
 from common import messages as m
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.http.accounts import Readers
 from scheduler_svc.frontend.http.live_stream import LiveStream
 from scheduler_svc.frontend.http.middleware import own_origins
 from scheduler_svc.frontend.http.page_about import About, parameters
@@ -51,17 +52,27 @@ class PageApi:
         hub: of the pages that are open.
         api_keys: those of the service.
         model: its name in answers.
+        max_readers: of the live feed, of one client.
 
     Attributes:
         open_paths: those that need no key, as they tell nothing of the service.
     """
 
     def __init__(
-        self, link: CoreLink, hub: LiveHub, api_keys: ApiKeys, tokenizer: Tokenizer, style: ChatStyle, *, model: str
+        self,
+        link: CoreLink,
+        hub: LiveHub,
+        api_keys: ApiKeys,
+        tokenizer: Tokenizer,
+        style: ChatStyle,
+        *,
+        model: str,
+        max_readers: int,
     ) -> None:
         self._files = read_page_files()
         self._link = link
         self._hub = hub
+        self._readers = Readers(max_readers)
         self._api_keys = api_keys
         self._model = model
         self._needs_key = api_keys.are_required
@@ -109,7 +120,9 @@ class PageApi:
     async def live(self, request: Request) -> Response:
         """The service as it is, and then what changes."""
         client = client_of(request)
-        return LiveStream(self._hub, Reader(client.name, client.may_read_status), self._still_reads(client))
+        return LiveStream(
+            self._hub, self._readers, Reader(client.name, client.may_read_status), self._still_reads(client)
+        )
 
     async def life(self, request_id: str, request: Request) -> Response:
         """What became of a request."""

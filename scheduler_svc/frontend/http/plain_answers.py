@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.unsent_answers import UnsentAnswers
 
 REQUEST_ID_HEADER = "x-request-id"
 MESSAGES_PATH = "/v1/messages"
@@ -22,6 +21,7 @@ ANSWER_ID = "baton.answer_id"  # of the answer that it asks for
 IS_SUBMITTED = "baton.is_submitted"  # the core has it, and counts if it is refused
 ERROR = "baton.error"  # the ApiError that it is answered with, or that ended its stream
 IS_CLIENT_GONE = "baton.is_client_gone"  # its stream ended because the client hung up
+HELD = "baton.held"  # what it holds of its client's share of memory
 
 
 def new_request_id() -> str:
@@ -45,18 +45,16 @@ class PartsResponse(Response):
 
     Args:
         parts: of its body; each is let go when it is sent.
-        unsent: where they are counted meanwhile.
     """
 
-    def __init__(self, parts: Sequence[bytes], headers: Mapping[str, str], unsent: UnsentAnswers) -> None:
+    def __init__(self, parts: Sequence[bytes], headers: Mapping[str, str]) -> None:
         self._length = sum(map(len, parts))
         super().__init__(headers={**headers, "content-length": str(self._length)}, media_type="application/json")
         self._parts = deque(parts)
-        self._unsent = unsent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        with self._unsent.counted(self._length):
+        with scope[HELD].holding(self._length):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             while self._parts:
                 await send({"type": "http.response.body", "body": self._parts.popleft(), "more_body": True})

@@ -1,18 +1,21 @@
 """The Responses API."""
 
 import re
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.generation import Generation
-from scheduler_svc.frontend.answers.responses.events import NEVER, Outcome, ResponseEvents
+from scheduler_svc.frontend.answers.responses.events import NEVER, Outcome, ResponseEvents, ResponseSpec
 from scheduler_svc.frontend.answers.responses.objects import DeletedResponse, InputItems, response_json
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.background_stream import BackgroundStream
+from scheduler_svc.frontend.http.accounts import Readers, held_of
+from scheduler_svc.frontend.http.background_stream import BackgroundStream, Streaming
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER
@@ -25,10 +28,11 @@ from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSI
 from scheduler_svc.frontend.requests.responses.prepare import ReadyResponse, ResponsePreparer
 from scheduler_svc.frontend.requests.responses.schemas import RESPONSE_ID, ResponseRequest
 from scheduler_svc.frontend.requests.responses.stored import page_of
-from scheduler_svc.frontend.storing.responses import ResponseStore
+from scheduler_svc.frontend.storing.responses import PIECE_BYTES, AskedToStore, ResponseStore, StoredAnswer
 from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.frontend.tracing.notes import answers, asked
-from scheduler_svc.store.records import StoredResponse
+from scheduler_svc.frontend_options import FrontendOptions
+from scheduler_svc.store.responses import Cut
 
 MAX_PAGE = 100
 _RESPONSE_ID = re.compile(RESPONSE_ID, re.ASCII)
@@ -42,7 +46,6 @@ class ResponsesApi:
     Args:
         storage: None where nothing is stored.
         model: its name in answers.
-        keep_alive_s: seconds of silence of a stream before a comment.
     """
 
     def __init__(
@@ -53,14 +56,15 @@ class ResponsesApi:
         storage: Storage | None,
         *,
         model: str,
-        keep_alive_s: float,
+        options: FrontendOptions,
     ) -> None:
         self._link = link
         self._reader = reader
         self._stored = None if storage is None else ResponseStore(storage.thread, storage.options)
         self._worker = None if storage is None else storage.worker
         self._preparer = ResponsePreparer(reader, style, self._stored, model=model)
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s = options.keep_alive_s
+        self._readers = Readers(options.max_readers)
         self.router = APIRouter()
         self.router.post("/v1/responses", response_model=None)(self.create)
         one = "/v1/responses/{response_id}"
@@ -81,15 +85,14 @@ class ResponsesApi:
             return await self._in_background(ready, request, streams=ready.streams)
         generation = await open_generation(self._link, self._reader.tokenizer, ready.tokenized, ready.context, client)
         answers(request.scope, generation, client.name)
-        answer = _Answer(generation, ready, self._store if is_stored else None, client.name)
+        answer = _Answer(generation, ready.spec, ready.asked, self._store if is_stored else None, client.name)
         if ready.streams:
             return EventStream(generation, answer.events, keep_alive_s=self._keep_alive_s, at_end=answer.keep)
         request.scope[IS_SUBMITTED] = True
         with generation:
             outcome = await unless_disconnected(request.receive, answer.whole())
-        return _json(
-            ready.spec.response_id, response_json(ready.spec.head, outcome.status, outcome.output, outcome.tail)
-        )
+        spec = ready.spec
+        return _json(spec.response_id, response_json(spec.head, outcome.status, outcome.output, outcome.tail))
 
     async def retrieve(
         self,
@@ -99,13 +102,12 @@ class ResponsesApi:
         starting_after: Annotated[int, Query(ge=-1, le=NEVER)] = -1,
     ) -> Response:
         """A response; with `stream`, its events after the one with the number `starting_after`."""
-        record = await self._get(response_id, request)
-        if not stream:
-            return _json(response_id, _whole(record))
-        if not record.is_background:
+        answer = await self._get(response_id, request)
+        if stream and not answer.sizes.is_background:
             message = "Only a response in the background can be streamed again."
             raise ApiError(400, message, code="invalid_value", param="stream")
-        return self._background_stream(client_of(request).name, response_id, starting_after)
+        held_of(request).take(min(answer.num_bytes, PIECE_BYTES))
+        return self._background_stream(request, response_id, starting_after) if stream else _stored(answer)
 
     async def delete(self, response_id: str, request: Request) -> Response:
         """Forget a response, which ends if it runs."""
@@ -118,15 +120,17 @@ class ResponsesApi:
 
     async def cancel(self, response_id: str, request: Request) -> Response:
         """End a response in the background. One that has ended stays as it is."""
-        record = await self._get(response_id, request)
-        if not record.is_background:
+        answer = await self._get(response_id, request)
+        if not answer.sizes.is_background:
             message = "Only a response in the background can be cancelled; close the connection of another one."
             raise ApiError(400, message, code="invalid_value", param="response_id")
         owner = client_of(request).name
         if self._worker is not None:
             await self._worker.cancel(owner, response_id)
         await self._store.cancel(owner, response_id)  # if the worker does not have it, or is away
-        return _json(response_id, _whole(await self._get(response_id, request)))
+        answer = await self._get(response_id, request)
+        held_of(request).take(min(answer.num_bytes, PIECE_BYTES))
+        return _stored(answer)
 
     async def input_items(
         self,
@@ -138,14 +142,17 @@ class ResponsesApi:
     ) -> Response:
         """The items of a response's request, page by page."""
         _check_id(response_id)
-        data = await self._store.get_input(client_of(request).name, response_id)
+        owner = client_of(request).name
+        num_bytes = await self._store.input_bytes(owner, response_id)
+        held_of(request).take(2 * num_bytes)  # as they are stored, and as they are read
+        [data] = await self._store.read(owner, response_id, [Cut("input_items", 0, num_bytes)])
 
-        def work() -> InputItems:
+        def work() -> bytes:
             ids, items, has_more = page_of(data, after=after, limit=limit, is_descending=order == "desc")
             first, last = (ids[0], ids[-1]) if ids else (None, None)
-            return InputItems(items, first, last, has_more=has_more)
+            return msgspec.json.encode(InputItems(items, first, last, has_more=has_more))
 
-        return _json(response_id, await self._reader.long_work(len(data), work))
+        return _json(response_id, msgspec.Raw(await self._reader.long_work(num_bytes, work)))
 
     async def _read(self, request: Request) -> ReadyResponse:
         """A request made ready. Its body ends here, long before the answer does."""
@@ -153,6 +160,9 @@ class ResponsesApi:
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, ResponseRequest, client)
             ready = await self._preparer.ready(body, len(raw), client)
+            # What of the request is needed until its answer ends.
+            num_bytes = len(ready.spec.head) + len(ready.asked.input_items)
+        held_of(request).add(num_bytes)
         return replace(ready, context=asked(request.scope, body, ready.tokenized, ready.context))
 
     @property
@@ -162,9 +172,9 @@ class ResponsesApi:
             raise ApiError(404, "This server runs without a store.", code="response_not_found", param="response_id")
         return self._stored
 
-    async def _get(self, response_id: str, request: Request) -> StoredResponse:
+    async def _get(self, response_id: str, request: Request) -> StoredAnswer:
         _check_id(response_id)
-        return await self._store.get_answer(client_of(request).name, response_id)
+        return await self._store.answer(client_of(request).name, response_id)
 
     async def _in_background(self, ready: ReadyResponse, request: Request, *, streams: bool) -> Response:
         client = client_of(request)
@@ -177,27 +187,38 @@ class ResponsesApi:
         if self._worker is not None:
             self._worker.run(client.name, response_id)
         if streams:
-            return self._background_stream(client.name, response_id, -1)
+            held_of(request).release()
+            held_of(request).add(min(len(ready.spec.head), PIECE_BYTES))
+            return self._background_stream(request, response_id, -1)
         return _json(response_id, response_json(ready.spec.head, "queued"))
 
-    def _background_stream(self, owner: str, response_id: str, after: int) -> Response:
+    def _background_stream(self, request: Request, response_id: str, after: int) -> Response:
         assert self._worker is not None, "a service with a store has a worker"
-        return BackgroundStream(self._store, self._worker, self._reader.tokenizer, owner, response_id, after)
+        shared = Streaming(self._store, self._worker, self._reader.tokenizer, self._reader.long_work, self._readers)
+        return BackgroundStream(shared, client_of(request).name, response_id, after)
 
 
 class _Answer:
     """A response that its client waits for."""
 
-    def __init__(self, generation: Generation, ready: ReadyResponse, store: ResponseStore | None, owner: str) -> None:
-        self.events = ResponseEvents(ready.spec)
+    def __init__(
+        self,
+        generation: Generation,
+        spec: ResponseSpec,
+        asked: AskedToStore,
+        store: ResponseStore | None,
+        owner: str,
+    ) -> None:
+        self.events = ResponseEvents(spec)
         self._generation = generation
-        self._ready = ready
+        self._spec = spec
+        self._asked = asked
         self._store = store
         self._owner = owner
 
     async def whole(self) -> Outcome:
         """The response, when it has ended. Raises RequestRejected if it fails."""
-        self.events = ResponseEvents(self._ready.spec, after=NEVER)
+        self.events = ResponseEvents(self._spec, after=NEVER)
         async for pieces in self._generation.pieces():
             for _ in self.events.of(pieces):
                 pass
@@ -211,13 +232,24 @@ class _Answer:
         if self._store is None:
             return
         try:
-            await self._store.keep(self._owner, self._ready.asked, outcome)
+            await self._store.keep(self._owner, self._asked, outcome)
         except ApiError as failed:
-            log.error("a response is not stored", response=self._ready.spec.response_id, reason=failed.message)
+            log.error("a response is not stored", response=self._spec.response_id, reason=failed.message)
 
 
-def _whole(record: StoredResponse) -> msgspec.Raw:
-    return response_json(record.head, record.status, record.output_items, record.tail)
+def _stored(answer: StoredAnswer) -> Response:
+    """A response that is read from the store while it is sent."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            async for piece in answer.json():
+                yield piece
+        except ApiError as error:  # its headers are sent: the connection ends before the length that they name
+            log.warning("the rest of a response cannot be read", response=answer.response_id, reason=error.message)
+            raise
+
+    headers = {REQUEST_ID_HEADER: answer.response_id, "content-length": str(answer.num_bytes)}
+    return StreamingResponse(pieces(), headers=headers, media_type="application/json")
 
 
 def _json(response_id: str, value: Any) -> Response:

@@ -24,7 +24,6 @@ CONNECTIONS_MAY_TAKE_S = 6
 KEEP_ALIVE_S = 30
 LISTEN_BACKLOG = 2048
 ACCEPTS_AT_ONCE = 16  # asyncio accepts as many connections in one go as the backlog is long, and streams wait for that
-MAX_CONNECTIONS = 4096
 OTHER_FILES = 128  # open besides connections
 WATCH_INTERVAL_S = 0.25
 START_INTERVAL_S = 0.01
@@ -37,12 +36,14 @@ class ServerSettings:
     Attributes:
         loss_timeout_s: seconds of silence of the core, after which the frontend ends.
         stall_timeout_s: seconds in which a client reads nothing, after which it is dropped.
+        max_connections: that may be open at once.
         parent: process that lent the listening socket and needs it back: when it ends, the frontend ends too.
         name: of what serves, for the log.
     """
 
     loss_timeout_s: float
     stall_timeout_s: float
+    max_connections: int
     parent: int | None = None
     name: str = "frontend"
 
@@ -63,7 +64,7 @@ async def serve(
     Returns:
         True if a signal was the reason, False if the core or the parent is gone.
     """
-    limits = ConnectionLimits(_max_connections(), stall_timeout_s=settings.stall_timeout_s)
+    limits = ConnectionLimits(settings.max_connections, stall_timeout_s=settings.stall_timeout_s)
     server = uvicorn.Server(http_config(app, limits, link.counts))
 
     def stop(*_: object) -> None:
@@ -92,7 +93,7 @@ def http_config(app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts) -
     """uvicorn as a frontend runs it."""
     return uvicorn.Config(
         app,
-        http=partial(ConnectionGuard, limits=limits, counts=counts),  # type: ignore[arg-type]  # makes protocols
+        http=partial(ConnectionGuard, limits=limits, counts=counts, idle={}),  # type: ignore[arg-type]  # makes protocols
         ws="none",
         lifespan="off",
         log_config=None,
@@ -106,14 +107,15 @@ def http_config(app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts) -
     )
 
 
-def _max_connections() -> int:
-    """How many connections this process can have open, after raising its limit of open files as far as allowed."""
+def allowed_connections(wanted: int) -> int:
+    """How many of so many connections this process can have open, after raising its limit of open files as far as
+    allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MAX_CONNECTIONS + OTHER_FILES  # a stream of a response in the background has one to the worker, too
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    files = 2 * wanted + OTHER_FILES  # a stream of a response in the background has one to the worker, too
+    if soft != resource.RLIM_INFINITY and soft < files:
+        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(soft - OTHER_FILES, 1))
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, max(soft - OTHER_FILES, 1))
 
 
 async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, settings: ServerSettings) -> None:

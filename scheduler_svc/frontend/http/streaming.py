@@ -160,12 +160,7 @@ class EventStream(Response):
         """Start the answer when it may be, and send a comment whenever it has been silent."""
         await self._may_begin()
         await out.send(self._events.begun())
-        while True:
-            left_s = self._keep_alive_s - out.silent_s
-            if left_s > 0:
-                await asyncio.sleep(left_s)
-            else:
-                await out.send(COMMENT)
+        await out.keep_alive(self._keep_alive_s)
 
 
 class Out:
@@ -190,6 +185,15 @@ class Out:
             await self._start()
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
             self._sent_s = time.monotonic()
+
+    async def keep_alive(self, silence_s: float) -> None:
+        """Send a comment whenever the answer has been silent for so long; until cancelled."""
+        while True:
+            left_s = silence_s - self.silent_s
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                await self.send(COMMENT)
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events; nothing may be sent after them."""

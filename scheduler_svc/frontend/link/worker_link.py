@@ -12,6 +12,7 @@ from scheduler_svc.worker_socket import WorkerSocketPath
 
 TIMEOUT_S = 10.0  # without a byte; a stream that waits has comments
 MAX_CALLS = 100  # at once; the others wait
+ENDED = b": ended\n\n"  # the end of a stream whose response has ended, and is in the store
 
 log = get_logger(__name__)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -14,7 +14,8 @@ from scheduler_svc.frontend.storing.disk import check_disk
 from scheduler_svc.frontend.storing.errors import as_api_errors
 from scheduler_svc.store import quotas, responses
 from scheduler_svc.store.errors import NotFound
-from scheduler_svc.store.records import ChainLink, StoredResponse
+from scheduler_svc.store.records import OPEN_RESPONSE, AnswerSizes, ChainLink, StoredResponse
+from scheduler_svc.store.responses import Cut
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
 
@@ -24,6 +25,7 @@ MAX_OPEN = 1000  # of an owner in the background
 KEEP_WITHIN_S = 5.0
 RETRY_S = 0.1
 BUSY = 503
+PIECE_BYTES = 128 * 1024  # of an answer that is read from the store while it is sent; half costs as much a piece
 
 
 class AskedToStore(NamedTuple):
@@ -97,20 +99,21 @@ class ResponseStore:
         with as_api_errors():
             await self._thread.run(responses.add, record, limit_bytes=self._options.limit_bytes)
 
-    async def get(self, owner: str, response_id: str) -> StoredResponse:
-        """A response, with all that it has."""
+    async def answer(self, owner: str, response_id: str) -> "StoredAnswer":
+        """A response as it stands, of which nothing is read yet."""
         with as_api_errors("response_id"):
-            return _complete(await self._thread.run(responses.get, owner, response_id, time.time()))
+            sizes = await self._thread.run(responses.measure, owner, response_id, time.time())
+        return StoredAnswer(self, owner, response_id, sizes)
 
-    async def get_answer(self, owner: str, response_id: str) -> StoredResponse:
-        """A response without its input items, its work and its tokens."""
+    async def input_bytes(self, owner: str, response_id: str) -> int:
+        """How many bytes a response's input items have."""
         with as_api_errors("response_id"):
-            return _complete(await self._thread.run(responses.get_answer, owner, response_id, time.time()))
+            return await self._thread.run(responses.measure_input, owner, response_id, time.time())
 
-    async def get_input(self, owner: str, response_id: str) -> bytes:
-        """A response's input items."""
+    async def read(self, owner: str, response_id: str, cuts: Sequence[Cut]) -> list[bytes]:
+        """Bytes of what a response has, those of each cut."""
         with as_api_errors("response_id"):
-            return await self._thread.run(responses.get_input, owner, response_id, time.time())
+            return await self._thread.run(responses.read, owner, response_id, time.time(), cuts)
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Forget a response."""
@@ -172,9 +175,84 @@ class ResponseStore:
         )
 
 
-def _complete(record: StoredResponse) -> StoredResponse:
-    """With the JSON of what an open response does not have yet."""
-    return replace(record, output_items=record.output_items or NO_ITEMS, tail=record.tail or NO_TAIL)
+class StoredAnswer:
+    """A response's JSON, which is read while it is sent: whoever sends it holds a piece of it, and never the whole.
+
+    Args:
+        sizes: as it stands; if it ends meanwhile, it is still sent as one that is open.
+    """
+
+    def __init__(self, store: ResponseStore, owner: str, response_id: str, sizes: AnswerSizes) -> None:
+        self.response_id = response_id
+        self.sizes = sizes
+        self._store = store
+        self._owner = owner
+
+    @property
+    def status(self) -> ResponseStatus:
+        """Where it stands."""
+        return self.sizes.status
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has no answer yet."""
+        return self.status in OPEN_RESPONSE
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended without its last token."""
+        return self.status in ("failed", "cancelled")
+
+    @property
+    def num_bytes(self) -> int:
+        """How long `json` is."""
+        return sum(map(_size, self._parts(None)))
+
+    async def json(self, status: ResponseStatus | None = None) -> AsyncIterator[bytes]:
+        """The response piece by piece, as `response_json` writes it.
+
+        Args:
+            status: of which it is written without an answer; None for the one that it has, and its answer.
+
+        Raises:
+            ApiError: (404) it was deleted meanwhile.
+        """
+        pieces: list[bytes | Cut] = []
+        for part in self._parts(status):
+            pieces += [part] if isinstance(part, bytes) else _pieces_of(part)
+        while pieces:
+            taken, num_bytes = 0, 0
+            while taken < len(pieces) and (num_bytes := num_bytes + _size(pieces[taken])) <= PIECE_BYTES:
+                taken += 1
+            some, pieces = pieces[:taken], pieces[taken:]
+            read = iter(await self._read([piece for piece in some if isinstance(piece, Cut)]))
+            yield b"".join(piece if isinstance(piece, bytes) else next(read) for piece in some)
+
+    async def tokens(self) -> bytes:
+        """What its stream is written again from; empty if there is nothing."""
+        [tokens] = await self._read([Cut("tokens", 0, self.sizes.tokens)])
+        return tokens
+
+    def _parts(self, status: ResponseStatus | None) -> list[bytes | Cut]:
+        sizes = self.sizes
+        name = b',"status":"%b","output":' % (status or sizes.status).encode()
+        head: list[bytes | Cut] = [Cut("head", 0, sizes.head - 1), name]
+        if status is not None or self.is_open:
+            return [*head, NO_ITEMS, b",", NO_TAIL[1:]]
+        items = Cut("output_items", 0, sizes.output_items) if sizes.output_items else NO_ITEMS
+        return [*head, items, b",", Cut("tail", 1, sizes.tail) if sizes.tail else NO_TAIL[1:]]
+
+    async def _read(self, cuts: Sequence[Cut]) -> list[bytes]:
+        return await self._store.read(self._owner, self.response_id, cuts) if cuts else []
+
+
+def _size(part: bytes | Cut) -> int:
+    return len(part) if isinstance(part, bytes) else part.stop - part.start
+
+
+def _pieces_of(cut: Cut) -> list[Cut]:
+    starts = range(cut.start, cut.stop, PIECE_BYTES)
+    return [Cut(cut.part, start, min(start + PIECE_BYTES, cut.stop)) for start in starts]
 
 
 def item_not_found(item_id: str) -> ApiError:

@@ -5,7 +5,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from scheduler_svc.frontend.background import pace, response_run, worker
 from scheduler_svc.frontend.background.app import create_worker_app
 from scheduler_svc.frontend.background.worker import Worker
 from scheduler_svc.frontend.http import background_stream
-from scheduler_svc.frontend.http.background_stream import BackgroundStream
+from scheduler_svc.frontend.http.accounts import Readers
+from scheduler_svc.frontend.http.background_stream import BackgroundStream, Streaming
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.worker_link import WorkerLink
 from scheduler_svc.frontend.storing.responses import ResponseStore
@@ -53,8 +54,12 @@ class Client:
     def __init__(self, link: WorkerLink, store: StoreThread, after: int = -1, response_id: str = ID) -> None:
         self.data = b""
         self.has_end = False
-        kept = ResponseStore(store, StoreOptions())
-        stream = BackgroundStream(kept, link, TOKENIZER, "", response_id, after)
+
+        async def at_once(_size: int, work: Callable) -> object:
+            return work()
+
+        shared = Streaming(ResponseStore(store, StoreOptions()), link, TOKENIZER, at_once, Readers(1000))
+        stream = BackgroundStream(shared, "", response_id, after)
         self._is_gone = asyncio.Event()
         self.task = asyncio.create_task(stream({"type": "http"}, self._receive, self._send))
 
@@ -178,7 +183,7 @@ async def test_a_stream_begins_at_once_whatever_the_response_waits_for(tmp_path:
 async def test_a_stream_ends_with_its_last_event(tmp_path: Path, monkeypatch):
     """The store is not asked again, nor is a pause made."""
     monkeypatch.setattr(background_stream, "RETRY_S", 3600.0)
-    monkeypatch.setattr(background_stream, "replay", None)
+    monkeypatch.setattr(background_stream, "written", None)
     async with linked_core(tmp_path, say(WORDS, pause_s=0.01)) as (_, link), streaming(link, tmp_path) as got:
         _, store, front = got
         await keep(store)

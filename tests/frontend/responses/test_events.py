@@ -13,11 +13,11 @@ from pydantic import TypeAdapter
 from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.responses.events import NEVER, Outcome, ResponseEvents, ResponseSpec
+from scheduler_svc.frontend.answers.responses.events import BEGINNING, NEVER, Outcome, ResponseEvents, ResponseSpec
 from scheduler_svc.frontend.answers.responses.objects import response_json
 from scheduler_svc.frontend.answers.responses.thoughts import opened_thought
-from scheduler_svc.frontend.answers.responses.token_record import TokenRecord, follow, replay
-from scheduler_svc.frontend.background.broadcast import Broadcast
+from scheduler_svc.frontend.answers.responses.token_record import TokenRecord, follow, written
+from scheduler_svc.frontend.background.token_log import COLUMNS, TokenLog
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.parsing.message import MessageRules
 from scheduler_svc.frontend.requests.responses.head import head_json
@@ -63,9 +63,8 @@ async def stream(
     deltas: Sequence[m.TokenDelta], context: AnswerContext, spec: ResponseSpec, after: int = -1
 ) -> tuple[bytes, Outcome]:
     """The bytes of a stream whose deltas come one by one, and what the response came to."""
-    broadcast = Broadcast(ID)
     queue, generation = follow(spec, context.encode(), 3, TOKENIZER)
-    broadcast.read_by(queue)
+    broadcast = TokenLog(ID, queue)
     events = ResponseEvents(spec, after=after)
     parts = [events.begun()]
 
@@ -125,21 +124,26 @@ def test_events_are_numbered_by_tokens_alone(tokens, reason, thought, calls, fla
     for event in [*rest, *events]:
         event.get("response", {}).pop("completed_at", None)
     assert rest == events[after + 1 :]
-    record = TokenRecord(1, spec, context.encode(), 3, _kept(deltas))
-    again = asyncio.run(_replayed(TokenRecord.decode(record.encode(), spec.head), outcome, after))
-    assert again == data_of_all[len(data_of_all) - len(again) :], "what was stored is written again byte for byte"
-    assert len(events_in(again)) == len(rest)
+    if not spec.is_background:
+        return
+    record = TokenRecord(1, spec, context.encode(), 3, _kept(spec, context, deltas))
+    again = _written(TokenRecord.decode(record.encode()), max(after, len(BEGINNING) - 1))
+    of_tokens = [event for event in events if "response" not in event]
+    assert events_in(again) == [event for event in of_tokens if event["sequence_number"] > after]
+    assert again in data_of_all, "what was stored is written again byte for byte"
 
 
-def _kept(deltas: Sequence[m.TokenDelta]) -> list[m.TokenDelta]:
-    broadcast = Broadcast(ID)
+def _kept(spec: ResponseSpec, context: AnswerContext, deltas: Sequence[m.TokenDelta]) -> list[m.TokenDelta]:
+    log = TokenLog(ID, follow(spec, context.encode(), 3, TOKENIZER)[0])
     for delta in deltas:
-        broadcast.put(delta)
-    return broadcast.deltas
+        log.put(delta)
+    return log.deltas
 
 
-async def _replayed(record: TokenRecord, outcome: Outcome, after: int) -> bytes:
-    return b"".join([part async for part in replay(record, outcome, TOKENIZER, after)])
+def _written(record: TokenRecord, after: int) -> bytes:
+    _, generation = follow(record.spec, record.context, record.num_prompt_tokens, TOKENIZER)
+    events = ResponseEvents(record.spec, after=after)
+    return b"".join(part for step in written(record.deltas, generation, events) for part in step)
 
 
 def check_growth(events: list[dict]) -> None:
@@ -190,9 +194,8 @@ def test_a_thought_a_text_and_calls_are_items():
 def test_a_failure_is_an_event_and_is_written_again(reason: m.FinishReason, num_tokens: int):
     tokens = ids("one two three four five")[:num_tokens]
     spec, context = spec_of(), context_of(MessageRules())
-    broadcast = Broadcast(ID)
     queue, generation = follow(spec, context.encode(), 3, TOKENIZER)
-    broadcast.read_by(queue)
+    broadcast = TokenLog(ID, queue)
     events = ResponseEvents(spec)
     parts: list[bytes] = []
 
@@ -212,8 +215,8 @@ def test_a_failure_is_an_event_and_is_written_again(reason: m.FinishReason, num_
     assert seen[-1]["response"]["status"] == outcome.status == ("failed" if reason == "error" else "cancelled")
     assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
     record = TokenRecord(1, spec, context.encode(), 3, broadcast.deltas)
-    for after in range(-1, len(seen)):
-        assert events_in(asyncio.run(_replayed(record, outcome, after))) == seen[after + 1 :]
+    for after in range(len(BEGINNING) - 1, len(seen)):
+        assert events_in(_written(record, after)) == seen[after + 1 : -1]
 
 
 def test_events_that_are_not_sent_are_not_written(monkeypatch):
@@ -226,30 +229,26 @@ def test_events_that_are_not_sent_are_not_written(monkeypatch):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 500), max_size=40), st.data())
-def test_each_reader_gets_each_token_once_however_often_the_core_begins_anew(tokens, data):
-    broadcast = Broadcast(ID)
-    readers: list[tuple] = []
-    context = context_of(MessageRules()).encode()
-    num_told = 0
+def test_each_token_is_there_once_however_often_the_core_begins_anew(tokens, data):
+    queue, _ = follow(spec_of(), context_of(MessageRules()).encode(), 3, TOKENIZER)
+    log = TokenLog(ID, queue)
     for _ in range(data.draw(st.integers(1, 4))):
-        broadcast.begin_anew()
-        end = data.draw(st.integers(num_told, len(tokens)))
+        log.begin_anew()
+        end = data.draw(st.integers(0, len(tokens)))
         for delta in deltas_of(tokens[:end], [data.draw(st.integers(1, 7))], "length", logprobs=2):
-            if data.draw(st.booleans()):
-                queue, _ = follow(spec_of(), context, 3, TOKENIZER)
-                broadcast.read_by(queue)
-                readers.append(queue)
             if delta.finish_reason is None:
-                broadcast.put(delta)
-        num_told = max(num_told, broadcast.num_tokens)
-    broadcast.begin_anew()
+                log.put(delta)
+    log.begin_anew()
     for delta in deltas_of(tokens, [5], "length", logprobs=2):
-        broadcast.put(delta)
+        log.put(delta)
     [expected] = deltas_of(tokens, [1000], "length", logprobs=2)
-    told = [[delta for _, delta in asyncio.run(queue.get())] for queue in readers]
-    for name in ("token_ids", "logprob_ids", "logprobs"):
-        for deltas in (broadcast.deltas, *told):
-            assert b"".join(getattr(delta, name) for delta in deltas) == getattr(expected, name)
+    told = [delta for _, delta in asyncio.run(queue.get())]
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(tokens))] * 2)))
+    [part] = deltas_of(tokens[start:stop], [1000], "length", logprobs=2)
+    for deltas, whole in ((log.deltas, expected), (told, expected), (log.between(start, stop), part)):
+        for name in COLUMNS:
+            assert b"".join(getattr(delta, name) for delta in deltas) == getattr(whole, name)
+    assert not any(delta.finish_reason for delta in log.between(0, len(tokens)))
 
 
 def test_an_outcome_does_not_change():

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.frontend.answers.responses.token_record import follow
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background import pace, response_run, turns, worker
 from scheduler_svc.frontend.background.__main__ import make_batches
-from scheduler_svc.frontend.background.broadcast import Broadcast
+from scheduler_svc.frontend.background.token_log import TokenLog
 from scheduler_svc.frontend.background.worker import Worker
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
@@ -33,6 +32,7 @@ from tests.frontend.fake_core import FakeCore, int32, refuse, say, silence
 from tests.frontend.links import in_event_loop, linked_core, until
 from tests.frontend.responses.test_events import ID, context_of, spec_of
 from tests.frontend.test_message_text import TOKENIZER, ids
+from tests.store.rows import get_response
 
 WORDS = ids("one two three four five six seven")
 CORE_ID = f"{ID}-0"
@@ -90,7 +90,7 @@ async def keep(
 
 
 async def stored(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
-    return await store.run(responses.get, owner, response_id, time.time())
+    return await store.run(get_response, owner, response_id, time.time())
 
 
 async def ended(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
@@ -309,13 +309,13 @@ async def test_cancelled_while_the_core_is_asked_for_it(tmp_path: Path, monkeypa
 @in_event_loop
 async def test_a_stop_string_that_is_found_after_the_connection_broke_ends_it_in_the_core(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(response_run, "RETRY_S", 60.0)
-    put = Broadcast.put
+    put = TokenLog.put
 
     def put_and_break(self, delta: m.TokenDelta) -> None:
         put(self, delta)
         raise RequestRejected("it broke", "unavailable")
 
-    monkeypatch.setattr(Broadcast, "put", put_and_break)
+    monkeypatch.setattr(TokenLog, "put", put_and_break)
     script = say(WORDS[:5] * 20, per_step=50, pause_s=60.0)
     async with linked_core(tmp_path, script) as (core, link), working(link, tmp_path) as (made, store):
         await keep(store, stop=("three",))
@@ -399,24 +399,3 @@ async def test_a_successor_ends_what_a_worker_began_once(tmp_path: Path):
     assert (record.status, text_of(record)) == ("incomplete", "one two three four five six seven")
     assert len(core.submits) == 1
     assert not core.cancels
-
-
-def test_readers_that_come_after_a_failure_hear_of_it():
-    async def run() -> None:
-        broadcast = Broadcast(ID)
-        broadcast.put(m.TokenDelta(request_id="r", index=0, token_ids=int32(WORDS)))
-        broadcast.fail(RequestRejected("it broke", "internal_error"))
-        queue, generation = follow(spec_of(), context_of().encode(), 3, TOKENIZER)
-        broadcast.read_by(queue)
-        pieces = generation.pieces()
-        assert "".join([piece.text for piece in await anext(pieces)]).startswith("one two"), "and of what was before"
-        with pytest.raises(RequestRejected, match="it broke"):
-            await anext(pieces)
-        again = Broadcast(ID)
-        again.break_off()
-        queue, generation = follow(spec_of(), context_of().encode(), 3, TOKENIZER)
-        again.read_by(queue)
-        with pytest.raises(RequestRejected, match="elsewhere"):
-            await anext(generation.pieces())
-
-    asyncio.run(run())

@@ -1,6 +1,5 @@
 """A response while it is written: pieces in, events out, and what becomes of them."""
 
-import itertools
 import re
 import time
 from collections.abc import Iterator
@@ -30,6 +29,12 @@ from scheduler_svc.frontend.answers.responses.objects import (
 from scheduler_svc.frontend.errors import ApiError
 
 NEVER = 2**53  # more events than any response has
+# Events of a response in the background before the first that its tokens make, and the status in each.
+BEGINNING: tuple[tuple[str, ResponseStatus], ...] = (
+    ("response.created", "queued"),
+    ("response.queued", "queued"),
+    ("response.in_progress", "in_progress"),
+)
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{24})[io][0-9a-f]{1,8}", re.ASCII)
 _ERROR_OF_STATUS = {400: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}  # others are the server's
 
@@ -90,11 +95,6 @@ class ResponseEvents(NumberedEvents):
         self._is_cut = False
         self._outcome: Outcome | None = None
 
-    def waiting(self) -> bytes:
-        """The events of a response in the background that need no worker: it was created, and is queued. This object
-        then writes no others."""
-        return b"".join(self._numbered(itertools.islice(self._opening(), 2)))
-
     def outcome(self, usage: Usage) -> Outcome:
         """What a response has come to whose last piece was read. The first call settles it, and its time."""
         if self._outcome is None:
@@ -112,10 +112,6 @@ class ResponseEvents(NumberedEvents):
                 code = _ERROR_OF_STATUS.get(error.status, "server_error")
                 self._outcome = self._came_to("failed", usage, error=ResponseError(code, error.message))
         return self._outcome
-
-    def settle(self, outcome: Outcome) -> None:
-        """The response has come to this already, and is only written again."""
-        self._outcome = outcome
 
     def _came_to(
         self,
@@ -135,13 +131,13 @@ class ResponseEvents(NumberedEvents):
         return Outcome(status, to_json(list(items)), to_json(tail))
 
     def _opening(self) -> Iterator[NumberedEvent]:
+        begun = ResponseData(response_json(self._spec.head, "in_progress"))
         if self._spec.is_background:
-            queued = ResponseData(response_json(self._spec.head, "queued"))
-            yield "response.created", queued
-            yield "response.queued", queued
+            for name, status in BEGINNING:
+                yield name, begun if status == "in_progress" else ResponseData(response_json(self._spec.head, status))
         else:
-            yield "response.created", ResponseData(response_json(self._spec.head, "in_progress"))
-        yield "response.in_progress", ResponseData(response_json(self._spec.head, "in_progress"))
+            yield "response.created", begun
+            yield "response.in_progress", begun
 
     def _of_piece(self, piece: Piece) -> Iterator[NumberedEvent]:
         if piece.thought:
@@ -197,14 +193,24 @@ class ResponseEvents(NumberedEvents):
         yield self._last(self.failure(error))
 
     def _last(self, outcome: Outcome) -> NumberedEvent:
-        name = outcome.status if outcome.status in ("completed", "incomplete") else "failed"
         data = ResponseData(response_json(self._spec.head, outcome.status, outcome.output, outcome.tail))
-        return f"response.{name}", data
+        return last_event(outcome.status), data
 
     def _write(self, name: str, data: Struct, number: int) -> bytes:
         fields = to_json(data)
         text = name.encode()
         return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b\n\n' % (text, text, number, fields[1:])
+
+
+def last_event(status: ResponseStatus) -> str:
+    """The name of the last event of a response that ends so."""
+    return f"response.{status if status in ('completed', 'incomplete') else 'failed'}"
+
+
+def event_around(name: str, number: int) -> tuple[bytes, bytes]:
+    """What stands before and after a response's JSON in an event of the whole response."""
+    text = name.encode()
+    return b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":' % (text, text, number), b"}\n\n"
 
 
 def item_id(prefix: str, response_id: str, index: int, *, is_input: bool = False) -> str:

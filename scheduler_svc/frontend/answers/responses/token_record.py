@@ -1,18 +1,17 @@
 """What a response in the background leaves behind beside its outcome: its tokens, from which its stream is written
 again, event for event."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from common import messages as m
-from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.delta_parts import parts_of
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
-from scheduler_svc.frontend.answers.responses.events import Outcome, ResponseEvents, ResponseSpec
-from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.answers.responses.events import ResponseEvents, ResponseSpec
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
@@ -37,10 +36,9 @@ class TokenRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         return _encoder.encode(replace(self, spec=self.spec.with_head(b"")))
 
     @classmethod
-    def decode(cls, data: bytes, head: bytes) -> "TokenRecord":
+    def decode(cls, data: bytes) -> "TokenRecord":
         """The reverse. Raises msgspec.MsgspecError for what is not one."""
-        record = _decoder.decode(data)
-        return replace(record, spec=record.spec.with_head(head))
+        return _decoder.decode(data)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -68,25 +66,15 @@ def follow(
     return queue, Generation(queue, tokenizer, answer)
 
 
-async def replay(record: TokenRecord, outcome: Outcome, tokenizer: Tokenizer, after: int) -> AsyncIterator[bytes]:
-    """The stream of a response that has ended, after the event with this number.
+def written(deltas: Sequence[m.TokenDelta], generation: Generation, events: ResponseEvents) -> Iterator[list[bytes]]:
+    """The events of tokens that came before, in steps that keep no other stream waiting; none of a failure, and none
+    after it.
 
     Args:
-        outcome: what it has come to.
+        generation: reads them; of `follow`.
     """
-    queue, generation = follow(record.spec, record.context, record.num_prompt_tokens, tokenizer)
-    events = ResponseEvents(record.spec, after=after)
-    events.settle(outcome)
-    failed = outcome.status in ("failed", "cancelled")
-    for delta in record.deltas:
-        finish_reason = None if failed else delta.finish_reason
-        queue.put(replace(delta, index=0, finish_reason=finish_reason))
-    if failed:
-        queue.put(m.TokenDelta(request_id=record.spec.response_id, index=0, token_ids=b"", finish_reason="cancelled"))
-    try:
-        async for pieces in generation.pieces():
-            for part in events.of(pieces):
-                yield part
-        yield events.ended(generation.usage, generation.model)
-    except RequestRejected as rejected:
-        yield events.failed(ApiError.of_rejection(rejected))  # as it was settled
+    for part in parts_of([(0, delta) for delta in deltas], 0, are_parsed=True):
+        pieces, failure = generation.read(part)
+        yield [*events.of(pieces)]
+        if failure is not None:
+            return

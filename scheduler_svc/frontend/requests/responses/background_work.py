@@ -25,7 +25,7 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return _encoder.encode(replace(self, spec=self.spec.with_head(b"")))
 
     @classmethod
-    def decode(cls, data: bytes, head: bytes) -> "BackgroundWork":
+    def decode(cls, data: bytes) -> "BackgroundWork":
         """The reverse. Raises BatonError for what another version of Baton wrote."""
         try:
             work = _decoder.decode(data)
@@ -35,7 +35,7 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
             ) from error
         if work.version != WORK_VERSION:
             raise BatonError(f"stored work has version {work.version}, this version of Baton does {WORK_VERSION}")
-        return replace(work, spec=work.spec.with_head(head))
+        return work
 
 
 _encoder = msgspec.msgpack.Encoder()

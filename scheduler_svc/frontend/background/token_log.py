@@ -1,4 +1,4 @@
-"""The tokens of one response, for all its readers."""
+"""The tokens of one response so far, each once, however often the core begins anew."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,22 +14,23 @@ MAX_PARTS = 256  # deltas that are kept as they came
 COLUMNS = ("token_ids", "logprob_ids", "logprobs")
 
 
-class Broadcast:
-    """Takes the deltas of one request with one sequence, as often as the core begins anew with them, and gives each
-    token to each reader once.
+class TokenLog:
+    """Keeps the deltas of one request with one sequence, as often as the core begins anew with them, and passes each
+    token on once.
 
     Args:
-        name: of the request for its readers.
+        name: of the request for its reader.
+        reader: gets all tokens as they come.
 
     Attributes:
         has_ended: whether the sequence has.
-        is_broken_off: whether its readers have been told that no more comes from here, though it goes on.
+        is_broken_off: whether no more comes from here, though it goes on.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, reader: DeltaQueue) -> None:
         self._deltas: list[m.TokenDelta] = []
         self._name = name
-        self._readers: list[DeltaQueue] = []
+        self._reader = reader
         self._num_tokens = 0
         self._num_again = 0  # of those, how many the core is still to say again
         self.has_ended = False
@@ -50,18 +51,17 @@ class Broadcast:
         """The core begins with the first token again."""
         self._num_again = self._num_tokens
 
-    def read_by(self, queue: DeltaQueue) -> None:
-        """One more reader: it gets all tokens."""
-        self._readers.append(queue)
+    def between(self, start: int, stop: int) -> list[m.TokenDelta]:
+        """The tokens from number `start` to before `stop`, without an end."""
+        found: list[m.TokenDelta] = []
+        first = 0
         for delta in self.deltas:
-            queue.put(delta)
-        if self.is_broken_off:
-            queue.fail(_broken_off())
-
-    def leave(self, queue: DeltaQueue) -> None:
-        """A reader is gone."""
-        if queue in self._readers:
-            self._readers.remove(queue)
+            size = len(delta.token_ids) // 4
+            if first < stop and first + size > start:
+                part = _cut(delta, max(start - first, 0), min(stop - first, size))
+                found.append(msgspec.structs.replace(part, finish_reason=None))
+            first += size
+        return found
 
     def put(self, delta: m.TokenDelta) -> None:
         """What the core says."""
@@ -75,35 +75,32 @@ class Broadcast:
         self._deltas.append(delta)
         if len(self._deltas) > MAX_PARTS:
             self._deltas = _joined(self._deltas)
-        for reader in list(self._readers):
-            reader.put(delta)
+        self._reader.put(delta)
 
     def fail(self, failure: RequestRejected) -> None:
-        """The sequence has failed; readers that come later hear of it, too."""
+        """The sequence has failed."""
         facts: dict[str, Any] = {"finish_reason": "error", "error": str(failure), "code": failure.code}
         self.put(m.TokenDelta(request_id=self._name, index=0, token_ids=b"", **facts))
 
     def break_off(self) -> None:
-        """Readers are to ask again: the sequence has not ended, and no more of it comes from here."""
+        """The sequence has not ended, and no more of it comes from here."""
         if not self.has_ended:
             self.is_broken_off = True
-            for reader in list(self._readers):
-                reader.fail(_broken_off())
+            self._reader.fail(RequestRejected("the stream goes on elsewhere", "unavailable"))
 
     def _new_part(self, delta: m.TokenDelta) -> m.TokenDelta:
-        """The delta without the tokens that readers have."""
+        """The delta without the tokens that are here."""
         num_tokens = len(delta.token_ids) // 4
         num_old = min(self._num_again, num_tokens)
         self._num_again -= num_old
-        if not num_old:
-            return delta
-        part = num_old / num_tokens
-        columns = {name: getattr(delta, name)[round(part * len(getattr(delta, name))) :] for name in COLUMNS}
-        return msgspec.structs.replace(delta, **columns)
+        return _cut(delta, num_old, num_tokens) if num_old else delta
 
 
-def _broken_off() -> RequestRejected:
-    return RequestRejected("the stream goes on elsewhere", "unavailable")
+def _cut(delta: m.TokenDelta, start: int, stop: int) -> m.TokenDelta:
+    """The delta with some of its tokens, and with their log-probabilities."""
+    sizes = {name: len(getattr(delta, name)) * 4 // len(delta.token_ids) for name in COLUMNS}
+    columns = {name: getattr(delta, name)[start * size : stop * size] for name, size in sizes.items()}
+    return msgspec.structs.replace(delta, **columns)
 
 
 def _joined(deltas: Sequence[m.TokenDelta]) -> list[m.TokenDelta]:
