@@ -6,6 +6,10 @@ memory and open files that the core and the frontend took more than before it, a
 two tokens. The first lines are without a flood: on an idle machine, and beside a process that only computes, because on
 a machine with few cores a flooder takes a core away as well.
 
+Floods whose names begin with "key:" are by a holder of an API key, on a service with keys and a store. There the
+bystander has a key of its own, and beside its stream it has small responses stored, one after the other, and asks for
+/health: the longest of these times, how many failed, and what the store took on the disk are in the line, too.
+
 Example: python benchmarks/bench_flood.py --seconds 10
 """
 
@@ -17,7 +21,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +31,10 @@ import click
 import httpx
 import msgspec
 
+from benchmarks.service.key_floods import BY_KEY, SMALL, UNLIMITED, flood_of
 from common import messages as m
 from common.wire import Codec
+from scheduler_svc.api_key_file import ApiKey, KeyFile, digest
 from scheduler_svc.client.processes.local_fleet import SCHEDULER, FleetSpec, LocalFleet, free_ports
 
 MIB = 2**20
@@ -202,9 +208,10 @@ class Usage:
 class Bystander(threading.Thread):
     """A client that streams without end, and notes its pauses."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "") -> None:
         super().__init__(daemon=True)
         self._url = url
+        self._headers = {"authorization": f"Bearer {key}"}
         self.longest_s = 0.0
         self.num_tokens = 0
         self.errors: list[str] = []
@@ -220,7 +227,7 @@ class Bystander(threading.Thread):
         with httpx.Client(timeout=60, trust_env=False) as http:
             while True:
                 try:
-                    with http.stream("POST", f"{self._url}/v1/completions", json=body) as answer:
+                    with http.stream("POST", f"{self._url}/v1/completions", json=body, headers=self._headers) as answer:
                         last = time.monotonic()
                         for _ in answer.iter_lines():
                             now = time.monotonic()
@@ -232,18 +239,73 @@ class Bystander(threading.Thread):
                     time.sleep(0.1)
 
 
-def measure(name: str, flood: Flood | None, port: int, seconds: float, pids: dict[str, int], other: Bystander) -> None:
+class Visitor(threading.Thread):
+    """A client that has small responses stored, and asks whether the service lives.
+
+    Attributes:
+        longest_s: of each of the two, seconds.
+        failures: what was not answered with 200.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self._headers = {"authorization": f"Bearer {key}"}
+        self.longest_s: dict[str, float] = {}
+        self.failures: list[str] = []
+        self.start()
+
+    def watch(self) -> None:
+        """Forget what was."""
+        self.longest_s, self.failures = {"response": 0.0, "health": 0.0}, []
+
+    def run(self) -> None:
+        """Ask again and again, by a connection for each request."""
+        self.watch()
+        asked = {"model": "baton-demo", "input": "x", "max_output_tokens": 1}
+        while True:
+            with httpx.Client(timeout=60, trust_env=False, base_url=self._url, headers=self._headers) as http:
+                self._time("response", lambda http=http: http.post("/v1/responses", json=asked))
+                self._time("health", lambda http=http: http.get("/health"))
+            time.sleep(0.1)
+
+    def _time(self, name: str, ask: Callable[[], httpx.Response]) -> None:
+        start = time.monotonic()
+        try:
+            answer = ask()
+            if answer.status_code != httpx.codes.OK:
+                self.failures.append(f"{name}: {answer.status_code} {answer.text[:100]}")
+        except httpx.HTTPError as error:
+            self.failures.append(f"{name}: {error!r}")
+        self.longest_s[name] = max(self.longest_s[name], time.monotonic() - start)
+
+
+def measure(
+    name: str,
+    flood: Flood | None,
+    port: int,
+    seconds: float,
+    pids: dict[str, int],
+    other: Bystander,
+    visitor: Visitor | None = None,
+    store: Path | None = None,
+) -> None:
     """Print one flood's line."""
     sent = multiprocessing.Value("q", 0)
     before = {role: Usage.of(pid) for role, pid in pids.items()}
     process = multiprocessing.Process(target=flood, args=(port, sent), daemon=True) if flood is not None else None
+    disk_before = disk_mb(store)
+    disk_peak = disk_before
     other.watch()
+    if visitor is not None:
+        visitor.watch()
     if process is not None:
         process.start()
     peaks = dict(before)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(0.1)
+        disk_peak = max(disk_peak, disk_mb(store))
         for role, pid in pids.items():
             now, peak = Usage.of(pid), peaks[role]
             peaks[role] = Usage(now.cpu_s, max(now.resident_mb, peak.resident_mb), max(now.files, peak.files))
@@ -253,6 +315,10 @@ def measure(name: str, flood: Flood | None, port: int, seconds: float, pids: dic
         line[f"{role}_cpu_percent"] = round(100 * (peaks[role].cpu_s - start.cpu_s) / seconds)
         line[f"{role}_mb_more"] = round(peaks[role].resident_mb - start.resident_mb, 1)
         line[f"{role}_files_more"] = peaks[role].files - start.files
+    if visitor is not None:
+        line |= {f"longest_{name}_ms": round(1000 * longest_s) for name, longest_s in visitor.longest_s.items()}
+        line |= {"failed": len(visitor.failures), "failures": visitor.failures[:2]}
+        line["disk_mb_more"] = round(disk_peak - disk_before, 1)
     if process is not None:
         process.kill()
         process.join()
@@ -260,11 +326,46 @@ def measure(name: str, flood: Flood | None, port: int, seconds: float, pids: dic
     time.sleep(1)  # what it left behind is closed
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--seconds", default=10.0, type=click.FloatRange(0.5), help="Of each flood.")
-@click.option("--only", default="", help="Floods with this in their names.")
-def main(seconds: float, only: str) -> None:
-    """Flood each port of a service, and measure what it costs."""
+def disk_mb(folder: Path | None) -> float:
+    """What the files of a folder take."""
+    if folder is None or not folder.exists():
+        return 0.0
+    return sum(path.stat().st_size for path in folder.iterdir()) / MIB
+
+
+def write_keys(path: Path) -> dict[str, str]:
+    """A file of API keys, and each key by its name."""
+    keys = {name: f"sk-baton-{name}" for name in (SMALL, UNLIMITED, "bystander")}
+    kept = [
+        ApiKey(name=name, sha256=digest(key), created="", max_open_requests=int(name == SMALL))
+        for name, key in keys.items()
+    ]
+    path.write_bytes(msgspec.json.encode(KeyFile(1, tuple(kept))))
+    path.chmod(0o600)
+    return keys
+
+
+def children_of(pid: int) -> dict[str, int]:
+    """The processes beside the core, by what they are."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        command = Path(f"/proc/{child}/cmdline").read_bytes()
+        found["worker" if b"frontend.background" in command else "frontend"] = int(child)
+    return found
+
+
+def begin_worker(url: str, key: str) -> None:
+    """Have a response in the background, as the worker starts with the first one."""
+    headers = {"authorization": f"Bearer {key}"}
+    asked = {"model": "baton-demo", "input": "x", "max_output_tokens": 1, "background": True}
+    with httpx.Client(timeout=60, trust_env=False, base_url=url, headers=headers) as http:
+        name = http.post("/v1/responses", json=asked).json()["id"]
+        while http.get(f"/v1/responses/{name}").json()["status"] in ("queued", "in_progress"):
+            time.sleep(0.1)
+
+
+def flood_ports(seconds: float, names: Sequence[str]) -> None:
+    """Flood each port of a service without keys."""
     port, executor_port, events, replay = free_ports(4)
     ports = {"executors": executor_port, "http": port, "events": events, "replay": replay}
     with tempfile.TemporaryDirectory() as folder:
@@ -280,13 +381,58 @@ def main(seconds: float, only: str) -> None:
         with LocalFleet(spec, Path(folder)) as fleet:
             fleet.wait_ready()
             core = fleet.pids[SCHEDULER]
-            (frontend,) = Path(f"/proc/{core}/task/{core}/children").read_text().split()
-            pids, other = {"core": core, "frontend": int(frontend)}, Bystander(spec.url)
+            pids, other = {"core": core, "frontend": children_of(core)["frontend"]}, Bystander(spec.url)
             time.sleep(2)
             measure("none", None, 0, seconds, pids, other)
             measure("none, beside a process that computes", compute, 0, seconds, pids, other)
-            for name, (where, flood) in FLOODS.items():
-                if only in name:
-                    measure(name, flood, ports[where], seconds, pids, other)
-            if other.errors:
-                raise click.ClickException(f"the bystander was disturbed: {other.errors[:3]}")
+            for name in names:
+                where, flood = FLOODS[name]
+                measure(name, flood, ports[where], seconds, pids, other)
+            undisturbed(other)
+
+
+def flood_by_key(seconds: float, names: Sequence[str]) -> None:
+    """Flood services with keys and a store, a new one for each flood."""
+    for name in ("key: none", *names):
+        port, executor_port = free_ports(2)
+        with tempfile.TemporaryDirectory() as text:
+            folder = Path(text)
+            keys = write_keys(folder / "keys.json")
+            store = folder / "store"
+            spec = FleetSpec(
+                port=port,
+                executor_port=executor_port,
+                scheduler_options=(
+                    *("--journal", f"{folder}/journal.sqlite3", "--api-keys", str(folder / "keys.json")),
+                    *("--store", str(store), "--store-limit", "60" if "uploads" in name else "2000"),
+                ),
+                executor_options=("--threads", "1", "--num-blocks", "4096"),
+            )
+            with LocalFleet(spec, folder) as fleet:
+                fleet.wait_ready()
+                begin_worker(spec.url, keys["bystander"])
+                executor = next(pid for role, pid in fleet.pids.items() if role != SCHEDULER)
+                pids = {"core": fleet.pids[SCHEDULER], **children_of(fleet.pids[SCHEDULER]), "executor": executor}
+                other, visitor = (kind(spec.url, keys["bystander"]) for kind in (Bystander, Visitor))
+                time.sleep(3)
+                flood = None if name == "key: none" else flood_of(name, keys)
+                measure(name, flood, port, seconds, pids, other, visitor, store)
+                undisturbed(other)
+
+
+def undisturbed(other: Bystander) -> None:
+    """Raises ClickException if a request of the bystander failed."""
+    if other.errors:
+        raise click.ClickException(f"the bystander was disturbed: {other.errors[:3]}")
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--seconds", default=10.0, type=click.FloatRange(0.5), help="Of each flood.")
+@click.option("--only", default="", help="Floods with this in their names.")
+def main(seconds: float, only: str) -> None:
+    """Flood each port of a service, and measure what it costs."""
+    names, by_key = ([name for name in floods if only in name] for floods in (FLOODS, BY_KEY))
+    if names:
+        flood_ports(seconds, names)
+    if by_key:
+        flood_by_key(seconds, by_key)

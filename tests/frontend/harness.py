@@ -29,7 +29,8 @@ class Frontend:
         self.core = core
         self.log_path = log_path
         with socket.create_server(("127.0.0.1", 0)) as listener, self.log_path.open("wb") as log:
-            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            self.address = listener.getsockname()
+            self.url = f"http://127.0.0.1:{self.address[1]}"
             # Small, and inherited by connections: a reader that stops reading shows at once.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             fd = listener.fileno()
@@ -71,7 +72,7 @@ class Frontend:
         before, content = len(self.core.submits), json.dumps(body).encode()
         headers = {"host": "x", "content-type": "application/json", "content-length": str(len(content))} | headers
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        connection = socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2])), timeout=60)
+        connection = socket.create_connection(self.address, timeout=60)
         connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
         wanted = before + num_submits
         eventually(lambda: len(self.core.submits) >= wanted, 60, lambda: f"that the core has the request:\n{self.log}")

@@ -1,17 +1,21 @@
-"""What requests hold in memory while they are computed: their tokens, and none of what was sent."""
+"""What requests hold in memory: their tokens while they are computed, and of long answers that nobody reads a piece."""
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.frontend.fake_core import silence
+from tests.frontend.fake_core import echo, say, silence
 from tests.frontend.harness import MODEL, Frontend, running_frontend
 from tests.support.pooling_folders import make_embedder, make_reranker
 
 NUM_REQUESTS = 12
+NUM_READERS = 60
+HELD_MB = 32  # that the frontend of these tests may hold
 SENT = "x" * 6_000_000  # in each of them, of which no token comes
 USER = {"role": "user", "content": "x"}
 BODIES = {
@@ -30,6 +34,7 @@ def frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
     folder = tmp_path_factory.mktemp("models")
     models = [f"embed={make_embedder(folder / 'vectors')}", f"score={make_reranker(folder / 'judge')}"]
     options = [option for model in models for option in ("--pooling-model", model)]
+    options += ["--store", str(folder / "store"), "--held-mb", str(HELD_MB)]
     with running_frontend(*options, script=silence) as frontend:
         yield frontend
 
@@ -48,3 +53,30 @@ def test_a_body_is_in_memory_no_longer_when_its_request_is_computed(frontend: Fr
         for _ in range(NUM_REQUESTS - 1):
             open_connections.enter_context(frontend.begin(path, BODIES[path]))
         assert resident_mb(frontend) - at_first < NUM_REQUESTS * len(SENT) / 1e6 / 2
+
+
+def test_an_answer_that_many_ask_for_and_none_reads_is_not_in_memory(frontend: Frontend, monkeypatch):
+    monkeypatch.setattr(frontend.core, "script", echo)
+    name = frontend.post("/v1/responses", {"model": MODEL, "input": "x", "user": SENT}).json()["id"]
+    before = resident_mb(frontend)
+    with contextlib.ExitStack() as readers:
+        for _ in range(NUM_READERS):
+            reader = readers.enter_context(socket.create_connection(frontend.address, timeout=20))
+            reader.sendall(b"GET /v1/responses/%b HTTP/1.1\r\nhost: x\r\n\r\n" % name.encode())
+            assert reader.recv(15) == b"HTTP/1.1 200 OK"
+        assert resident_mb(frontend) - before < 30, "the answers have 360"
+    assert httpx.get(f"{frontend.url}/v1/responses/{name}", timeout=20).json()["user"] == SENT
+
+
+def test_streams_with_long_heads_are_refused_before_they_are_too_many(frontend: Frontend, monkeypatch):
+    monkeypatch.setattr(frontend.core, "script", say([5] * 9, pause_s=60.0))
+    body = {"model": MODEL, "input": "x", "user": SENT, "stream": True}
+    before, codes = resident_mb(frontend), []
+    with contextlib.ExitStack() as streams, httpx.Client(base_url=frontend.url, timeout=20) as http:
+        for _ in range(NUM_REQUESTS):
+            answer = streams.enter_context(http.stream("POST", "/v1/responses", json=body))
+            codes.append(answer.status_code)
+        assert 1 <= codes.count(200) <= HELD_MB * 2**20 // 2 // len(SENT)
+        assert codes.count(503) == NUM_REQUESTS - codes.count(200)
+        assert resident_mb(frontend) - before < 3 * HELD_MB
+        assert http.post("/tokenize", json={"model": MODEL, "prompt": "x"}).status_code == 200, "small ones are taken"

@@ -13,6 +13,7 @@ from common.errors import BatonError
 from common.exit_codes import exit_code_of
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
+from common.malloc import give_large_blocks_back
 from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
 from scheduler_svc.frontend.api_keys import ApiKeys, plain_keys
@@ -68,6 +69,7 @@ def main(
     if parent is not None and (die_with_parent := killed_with(parent)) is not None:
         die_with_parent()
     setup_logging("worker", log_level, log_format)
+    give_large_blocks_back()
     frontend = replace(
         frontend,
         served_model_name=frontend.served_model_name or (model_name(model),),
