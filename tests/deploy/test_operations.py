@@ -15,7 +15,7 @@ from scheduler_svc.client import cli as client_cli
 from scheduler_svc.core.fleet import fleet, probation, step_clock
 from scheduler_svc.core.requests import recovery, request_manager, retention, returning_clients
 from scheduler_svc.frontend import api_keys
-from scheduler_svc.frontend.http import api, body_limit, connection_guard, strict_h11
+from scheduler_svc.frontend.http import accounts, api, body_limit, connection_guard, strict_h11
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.link import core_link, delta_queue
 from scheduler_svc.frontend_options import FrontendOptions
@@ -25,6 +25,8 @@ from tests.deploy.manifests import ROOT
 from tests.deploy.test_probes import MAX_WAIT_S, PATIENCE_S
 
 OPTIONS = FrontendOptions()
+PLACES = OPTIONS.max_connections - accounts.RESERVED_PLACES
+LARGEST_SHARE = PLACES * accounts.PLACES_OF_FREE // (1 + accounts.PLACES_OF_FREE)
 LIMITS = ConnectionLimits(OPTIONS.max_connections)
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
 SCALE = "".join((ROOT / "docs" / name).read_text() for name in ("scale.md", "kubernetes.md"))
@@ -105,7 +107,10 @@ def test_log_lines_are_there():
         f"| {delta_queue.MAX_WAITING_TOKENS:,} | | `reader_too_slow` |",
         f"| body of a request | {api.MAX_BODY_BYTES // 2**20} MiB; none of a GET request | | 413 |",
         f"| {strict_h11.MEAN_CHUNK_BYTES} bytes on average, from {strict_h11.MAX_SMALL_CHUNKS} chunks on; no",
-        f", without the first {body_limit.SMALL_BODY_BYTES // 2**10} KiB of each |",
+        f", without the first {body_limit.SMALL_BODY_BYTES // 2**10} KiB of each body | {OPTIONS.held_mb} MiB,",
+        f"leaves free of {PLACES:,} places: {LARGEST_SHARE:,} if it is alone. Administrators have",
+        f"have {accounts.RESERVED_PLACES} places more",
+        f"in a frontend | {OPTIONS.max_readers} of each |",
         f"| executors in a fleet | {fleet.MAX_MEMBERS} |",
         f"| {EXIT_USAGE} | all | cannot start as configured",
         f"| {EXIT_CRASHED} | executor | crashed",
@@ -117,7 +122,6 @@ def test_log_lines_are_there():
         f"two are ready, itself among them, for {MAX_WAIT_S} s at most",
         f"an executor goes after {PATIENCE_S} s",
         f"| connections to a frontend | {OPTIONS.max_connections:,} |",
-        f"all {OPTIONS.max_connections:,} connections of a frontend",
         f"| open requests of a frontend | {core_link.MAX_OPEN_REQUESTS:,} |",
         f"line and headers | {connection_guard.MAX_HEAD_BYTES // 2**10} KiB, {strict_h11.MAX_HEAD_LINES} lines |",
         f"| time to send them | {LIMITS.head_timeout_s:.0f} s |",

@@ -159,7 +159,7 @@ class ResponsesApi:
         client = client_of(request)
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, ResponseRequest, client)
-            ready = await self._preparer.ready(body, len(raw), client)
+            ready = await self._preparer.ready(body, len(raw), client, held_of(request).take)
             # What of the request is needed until its answer ends.
             num_bytes = len(ready.spec.head) + len(ready.asked.input_items)
         held_of(request).add(num_bytes)

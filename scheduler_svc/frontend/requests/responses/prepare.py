@@ -62,15 +62,18 @@ class ResponsePreparer:
         self._store = store
         self._model = model
 
-    async def ready(self, body: ResponseRequest, size: int, client: ApiClient) -> ReadyResponse:
+    async def ready(
+        self, body: ResponseRequest, size: int, client: ApiClient, hold: Callable[[int], None]
+    ) -> ReadyResponse:
         """Make a request ready. Raises ApiError and RequestRejected for one that cannot be served.
 
         Args:
             size: of its body, in bytes.
+            hold: is told how many bytes are read from the store for it; may raise ApiError.
         """
         body = self._stored_if_possible(body)
-        before = await self._before(body, client.name)
-        own = await self._own_items(body, client.name, MAX_CHAIN_BYTES - _size(before))
+        before = await self._before(body, client.name, hold)
+        own = await self._own_items(body, client.name, MAX_CHAIN_BYTES - _size(before), hold)
         size += _size(before) + _size(own)
         items = [sized.item for sized in (*before, *own)]
         chat = await self._reader.long_work(size, lambda: in_words_of(NAMES, lambda: chat_of(body, items)))
@@ -108,7 +111,9 @@ class ResponsePreparer:
                 raise ApiError(400, message, code="unsupported_parameter", param=name)
         return body.model_copy(update={"store": False})
 
-    async def _own_items(self, body: ResponseRequest, owner: str, max_bytes: int) -> list[SizedItem]:
+    async def _own_items(
+        self, body: ResponseRequest, owner: str, max_bytes: int, hold: Callable[[int], None]
+    ) -> list[SizedItem]:
         """The request's items, references replaced; the body's own ones have no size, as the body has it."""
         missing = references(body.input)
         if not missing:
@@ -116,22 +121,27 @@ class ResponsePreparer:
         if self._store is None:
             raise item_not_found(missing[0])
         links = await self._store.of_items(owner, missing, MAX_CHAIN_BYTES)
-        return await self._in_thread(links, lambda stored: resolved(body.input, stored, max_bytes))
+        return await self._in_thread(links, lambda stored: resolved(body.input, stored, max_bytes), hold)
 
-    async def _before(self, body: ResponseRequest, owner: str) -> list[SizedItem]:
+    async def _before(self, body: ResponseRequest, owner: str, hold: Callable[[int], None]) -> list[SizedItem]:
         """The items of the conversation before this request."""
         if body.previous_response_id is None:
             return []
         assert self._store is not None, "such a request was refused"
         links = await self._store.conversation(owner, body.previous_response_id)
-        return await self._in_thread(links, lambda stored: stored)
+        return await self._in_thread(links, lambda stored: stored, hold)
 
     async def _in_thread(
-        self, links: Sequence[ChainLink], work: Callable[[list[SizedItem]], list[SizedItem]]
+        self,
+        links: Sequence[ChainLink],
+        work: Callable[[list[SizedItem]], list[SizedItem]],
+        hold: Callable[[int], None],
     ) -> list[SizedItem]:
         """What `work` makes of the items of stored responses."""
         parts = [data for link in links for data in (link.input_items, link.output_items)]
-        return await self._reader.long_work(sum(map(len, parts)), lambda: work(read_items(parts)))
+        num_bytes = sum(map(len, parts))
+        hold(num_bytes)
+        return await self._reader.long_work(num_bytes, lambda: work(read_items(parts)))
 
 
 def _size(items: Sequence[SizedItem]) -> int:
