@@ -90,12 +90,13 @@ class _RunStream(Response):
         keeper = asyncio.create_task(out.keep_alive(self._keep_alive_s))
         last = b""
         try:
-            async for events in self._run.events(self._after):
-                if events:
-                    await out.send(events)
-                    continue
-                await self._run.is_kept.wait()
-                last = ENDED
+            async with contextlib.aclosing(self._run.events(self._after)) as parts:
+                async for events in parts:
+                    if events:
+                        await out.send(events)
+                        continue
+                    await self._run.is_kept.wait()
+                    last = ENDED
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)

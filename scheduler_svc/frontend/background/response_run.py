@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from functools import partial
 
 import msgspec
@@ -85,7 +85,7 @@ class ResponseRun:
         """Whether it goes on, and not here."""
         return self._tokens.is_broken_off
 
-    async def events(self, after: int) -> AsyncIterator[bytes]:
+    async def events(self, after: int) -> AsyncGenerator[bytes, None]:
         """The events after this number, without those of the whole response, for one reader: what was written before is
         written again for it, what comes now it shares with the others. An empty one at the end says that it has all;
         without that one, it has to ask again.
