@@ -84,7 +84,7 @@ class Place:
         return made.batch_id
 
     async def seen(self, batch_id):
-        return await self.thread.run(stored_batches.get, self.owner, batch_id, time.time())
+        return await self.thread.run(self.owner, stored_batches.get, self.owner, batch_id, time.time())
 
     async def ended(self, batch_id):
         async with asyncio.timeout(10):
@@ -458,9 +458,9 @@ async def test_the_end_of_the_window_ends_a_batch(tmp_path, tokenizer):
     async with place(tmp_path, tokenizer, script=silence) as here:
         batch_id = await here.batch(*[completion(f"line {i}") for i in range(4)], window_s=0.0)
         now = time.time()
-        await here.thread.run(stored_batches.start, here.owner, batch_id, now, total=4)
+        await here.thread.run(here.owner, stored_batches.start, here.owner, batch_id, now, total=4)
         done = batch_lines.answered(batch_id, 2, "c2", batch_lines.LineResponse(200, "r", msgspec.Raw(b"{}")))
-        await here.thread.run(batch_results.add_results, here.owner, batch_id, now, [done])
+        await here.thread.run(here.owner, batch_results.add_results, here.owner, batch_id, now, [done])
         async with here.worker():
             batch = await here.ended(batch_id)
         output, errors = await here.results(batch)
@@ -564,7 +564,7 @@ async def test_an_input_that_is_deleted_ends_a_batch(tmp_path, tokenizer):
     async with place(tmp_path, tokenizer) as here:
         batch_id = await here.batch(completion("x"))
         input_id = (await here.seen(batch_id)).input_file_id
-        await here.thread.run(stored_batches.start, here.owner, batch_id, time.time(), total=1)
+        await here.thread.run(here.owner, stored_batches.start, here.owner, batch_id, time.time(), total=1)
         await FileStore(here.thread, here.options).delete(here.owner, input_id)
         async with here.worker():
             batch = await here.ended(batch_id)

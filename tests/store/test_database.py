@@ -108,7 +108,7 @@ def test_damage_elsewhere_is_told_when_it_is_met(tmp_path):
     path = tmp_path / "store.db"
     path.write_bytes(path.read_bytes()[: 2 * 4096] + b"\xff" * (path.stat().st_size - 2 * 4096))
     with pytest.raises(StoreDamaged, match=r"store\.db|malformed"), closing(StoreThread(tmp_path)) as thread:
-        asyncio.run(thread.run(responses.get, "ann", "r", 2.0))
+        asyncio.run(thread.run("ann", responses.get, "ann", "r", 2.0))
 
 
 def test_lost_tables_are_damage(tmp_path):

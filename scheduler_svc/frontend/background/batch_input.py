@@ -17,7 +17,7 @@ async def input_lines(store: PatientStore, batch: StoredBatch, start: Progress) 
     offset = start.next_offset
     while True:
         piece = await store.ask(
-            files.read, batch.owner, batch.input_file_id, time.time(), offset=offset, limit=PIECE_BYTES
+            batch.owner, files.read, batch.owner, batch.input_file_id, time.time(), offset=offset, limit=PIECE_BYTES
         )
         if not piece:
             yield splitter.end()

@@ -120,7 +120,9 @@ class BatchLines:
         batch = self._batch
         asked = {"first": first, "last": last}
         return set(
-            await self._tools.store.ask(batch_results.lines_done, batch.owner, batch.batch_id, time.time(), **asked)
+            await self._tools.store.ask(
+                batch.owner, batch_results.lines_done, batch.owner, batch.batch_id, time.time(), **asked
+            )
         )
 
     async def _begin(self, line: InputLine) -> None:
@@ -132,7 +134,9 @@ class BatchLines:
             self._has_rested.clear()
             await self._has_rested.wait()
         size = len(line.data or b"")
-        request = await self._tools.reader.long_work(size, lambda: read_line(line.data, self._batch.endpoint))
+        request = await self._tools.reader.long_work(
+            self._batch.owner, size, lambda: read_line(line.data, self._batch.endpoint)
+        )
         ready = await self._ready(line.number, request)
         if isinstance(ready, LineResponse):
             self._add(answered(self._batch.batch_id, line.number, request.custom_id, ready))
@@ -212,6 +216,7 @@ class BatchLines:
         batch = self._batch
         try:
             await self._tools.store.ask(
+                batch.owner,
                 batch_results.add_results,
                 batch.owner,
                 batch.batch_id,

@@ -145,7 +145,7 @@ class ResponsesApi:
             first, last = (ids[0], ids[-1]) if ids else (None, None)
             return InputItems(items, first, last, has_more=has_more)
 
-        return _json(response_id, await self._reader.long_work(len(data), work))
+        return _json(response_id, await self._reader.long_work(client_of(request).name, len(data), work))
 
     async def _read(self, request: Request) -> ReadyResponse:
         """A request made ready. Its body ends here, long before the answer does."""

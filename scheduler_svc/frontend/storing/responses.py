@@ -57,7 +57,7 @@ class ResponseStore:
             check_disk(self._options.folder)
         if limit := self._options.limit_bytes:
             with as_api_errors():
-                used = await self._thread.run(quotas.used_bytes, owner)
+                used = await self._thread.run(owner, quotas.used_bytes, owner)
             if used >= limit:
                 message = f"{used} of {limit} stored bytes are in use. What is deleted gives room again."
                 raise ApiError(429, message, code="insufficient_quota")
@@ -65,7 +65,7 @@ class ResponseStore:
     async def check_open(self, owner: str) -> None:
         """Raise ApiError (429) if as many of the owner's responses are open in the background as may be."""
         with as_api_errors():
-            num_open = await self._thread.run(responses.count_open, owner, time.time())
+            num_open = await self._thread.run(owner, responses.count_open, owner, time.time())
         if num_open >= MAX_OPEN:
             message = f"{num_open} responses in the background have not ended, the limit is {MAX_OPEN}."
             raise ApiError(429, message, code="too_many_requests", retry=True)
@@ -79,7 +79,7 @@ class ResponseStore:
         while True:
             try:
                 with as_api_errors():
-                    await self._thread.run(responses.add, record)
+                    await self._thread.run(owner, responses.add, record)
             except ApiError as error:
                 if error.status != BUSY or time.monotonic() > give_up_at:
                     raise
@@ -95,38 +95,38 @@ class ResponseStore:
         """
         record = replace(self._record(owner, asked, "queued"), is_background=True, work=work)
         with as_api_errors():
-            await self._thread.run(responses.add, record, limit_bytes=self._options.limit_bytes)
+            await self._thread.run(owner, responses.add, record, limit_bytes=self._options.limit_bytes)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse:
         """A response, with all that it has."""
         with as_api_errors("response_id"):
-            return _complete(await self._thread.run(responses.get, owner, response_id, time.time()))
+            return _complete(await self._thread.run(owner, responses.get, owner, response_id, time.time()))
 
     async def get_answer(self, owner: str, response_id: str) -> StoredResponse:
         """A response without its input items, its work and its tokens."""
         with as_api_errors("response_id"):
-            return _complete(await self._thread.run(responses.get_answer, owner, response_id, time.time()))
+            return _complete(await self._thread.run(owner, responses.get_answer, owner, response_id, time.time()))
 
     async def get_input(self, owner: str, response_id: str) -> bytes:
         """A response's input items."""
         with as_api_errors("response_id"):
-            return await self._thread.run(responses.get_input, owner, response_id, time.time())
+            return await self._thread.run(owner, responses.get_input, owner, response_id, time.time())
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Forget a response."""
         with as_api_errors("response_id"):
-            await self._thread.run(responses.delete, owner, response_id, time.time())
+            await self._thread.run(owner, responses.delete, owner, response_id, time.time())
 
     async def cancel(self, owner: str, response_id: str) -> bool:
         """Cancel a response, if it is open. Returns whether it was."""
         with as_api_errors("response_id"):
-            return await self._thread.run(responses.cancel, owner, response_id, time.time())
+            return await self._thread.run(owner, responses.cancel, owner, response_id, time.time())
 
     async def conversation(self, owner: str, response_id: str) -> list[ChainLink]:
         """A response and all that came before it, oldest first. Raises ApiError (400) if one of them has no answer."""
         limits = {"max_responses": MAX_CHAIN_RESPONSES, "max_bytes": MAX_CHAIN_BYTES}
         with as_api_errors("previous_response_id"):
-            links = await self._thread.run(responses.chain, owner, response_id, time.time(), **limits)
+            links = await self._thread.run(owner, responses.chain, owner, response_id, time.time(), **limits)
         for link in links:
             if link.status not in ("completed", "incomplete"):
                 message = f"The response '{link.response_id}' is {link.status}, and has no answer to go on with."
@@ -153,7 +153,9 @@ class ResponseStore:
             raise ApiError(400, message, code="invalid_value", param="input")
         with as_api_errors("input"):
             try:
-                return await self._thread.run(responses.get_items, owner, [*names], time.time(), max_bytes=max_bytes)
+                return await self._thread.run(
+                    owner, responses.get_items, owner, [*names], time.time(), max_bytes=max_bytes
+                )
             except NotFound as error:
                 raise item_not_found(names[error.record_id]) from error
 

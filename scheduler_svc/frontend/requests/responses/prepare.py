@@ -73,12 +73,12 @@ class ResponsePreparer:
         own = await self._own_items(body, client.name, MAX_CHAIN_BYTES - _size(before))
         size += _size(before) + _size(own)
         items = [sized.item for sized in (*before, *own)]
-        chat = await self._reader.long_work(size, lambda: in_words_of(NAMES, lambda: chat_of(body, items)))
+        chat = await self._reader.long_work(client.name, size, lambda: in_words_of(NAMES, lambda: chat_of(body, items)))
         tokenized = await self._reader.tokenize(chat, self._tokenize, size, client)
         response_id = "resp_" + secrets.token_hex(12)
         tokenized = replace(tokenized, request_id=response_id, is_resumable=body.background)
         said = [sized.item for sized in own]
-        return await self._reader.long_work(size, lambda: self._assembled(body, chat, tokenized, said))
+        return await self._reader.long_work(client.name, size, lambda: self._assembled(body, chat, tokenized, said))
 
     def _tokenize(self, chat: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
         """As `tokenize_chat`, in the words of this API."""
@@ -116,7 +116,7 @@ class ResponsePreparer:
         if self._store is None:
             raise item_not_found(missing[0])
         links = await self._store.of_items(owner, missing, MAX_CHAIN_BYTES)
-        return await self._in_thread(links, lambda stored: resolved(body.input, stored, max_bytes))
+        return await self._in_thread(owner, links, lambda stored: resolved(body.input, stored, max_bytes))
 
     async def _before(self, body: ResponseRequest, owner: str) -> list[SizedItem]:
         """The items of the conversation before this request."""
@@ -124,14 +124,14 @@ class ResponsePreparer:
             return []
         assert self._store is not None, "such a request was refused"
         links = await self._store.conversation(owner, body.previous_response_id)
-        return await self._in_thread(links, lambda stored: stored)
+        return await self._in_thread(owner, links, lambda stored: stored)
 
     async def _in_thread(
-        self, links: Sequence[ChainLink], work: Callable[[list[SizedItem]], list[SizedItem]]
+        self, owner: str, links: Sequence[ChainLink], work: Callable[[list[SizedItem]], list[SizedItem]]
     ) -> list[SizedItem]:
         """What `work` makes of the items of stored responses."""
         parts = [data for link in links for data in (link.input_items, link.output_items)]
-        return await self._reader.long_work(sum(map(len, parts)), lambda: work(read_items(parts)))
+        return await self._reader.long_work(owner, sum(map(len, parts)), lambda: work(read_items(parts)))
 
 
 def _size(items: Sequence[SizedItem]) -> int:
