@@ -28,6 +28,7 @@ from scheduler_svc.frontend.requests.pooling_model import PoolingModel
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.storing.batches import BatchStore
 from scheduler_svc.frontend.storing.files import FileStore
+from scheduler_svc.frontend.storing.sweeping import Sweeper
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.store import batch_results
@@ -73,7 +74,7 @@ class Place:
         if lines is None:
             facts = {"method": "POST", "url": endpoint}
             lines = [json.dumps({"custom_id": f"c{i}", **facts, "body": body}) for i, body in enumerate(bodies)]
-        upload = await FileStore(self.thread, self.options).begin(self.owner, "in.jsonl")
+        upload = await FileStore(self.thread, self.options, Sweeper(self.thread)).begin(self.owner, "in.jsonl")
         await upload.add("\n".join(lines).encode())
         file = await upload.finish("batch", None)
         store = BatchStore(self.thread, self.options)
@@ -96,7 +97,7 @@ class Place:
         """The lines of a file; none if there is no file."""
         if file_id is None:
             return []
-        files = FileStore(self.thread, self.options)
+        files = FileStore(self.thread, self.options, Sweeper(self.thread))
         file = await files.get(self.owner, file_id)
         content = b"".join([chunk async for chunk in files.content(file)])
         return [json.loads(line) for line in content.splitlines()]
@@ -565,7 +566,7 @@ async def test_an_input_that_is_deleted_ends_a_batch(tmp_path, tokenizer):
         batch_id = await here.batch(completion("x"))
         input_id = (await here.seen(batch_id)).input_file_id
         await here.thread.run(here.owner, stored_batches.start, here.owner, batch_id, time.time(), total=1)
-        await FileStore(here.thread, here.options).delete(here.owner, input_id)
+        await FileStore(here.thread, here.options, Sweeper(here.thread)).delete(here.owner, input_id)
         async with here.worker():
             batch = await here.ended(batch_id)
     assert (batch.status, [error["code"] for error in json.loads(batch.errors)]) == ("failed", ["file_not_found"])

@@ -213,18 +213,18 @@ class BatchLines:
 
     async def _write(self) -> None:
         results, progress = self._results.take()
-        batch = self._batch
-        try:
-            await self._tools.store.ask(
-                batch.owner,
-                batch_results.add_results,
-                batch.owner,
-                batch.batch_id,
-                time.time(),
-                results,
-                progress=progress,
-                limit_bytes=self._tools.limit_bytes,
-            )
-        except QuotaExceeded as error:
-            raise CannotGoOn("insufficient_quota", f"{error}. What is deleted gives room for another batch.") from error
+        batch, limit = self._batch, self._tools.limit_bytes
+        asked = {"progress": progress, "limit_bytes": limit}
+        while True:
+            now = time.time()
+            try:
+                await self._tools.store.ask(
+                    batch.owner, batch_results.add_results, batch.owner, batch.batch_id, now, results, **asked
+                )
+                break
+            except QuotaExceeded as error:
+                if not error.is_passing:
+                    message = f"{error}. What is deleted gives room for another batch."
+                    raise CannotGoOn("insufficient_quota", message) from error
+            await asyncio.sleep(self._tools.retry_s)
         self._has_written.set()

@@ -38,7 +38,7 @@ class FilesApi:
     """
 
     def __init__(self, storage: Storage | None) -> None:
-        self._files = None if storage is None else FileStore(storage.thread, storage.options)
+        self._files = None if storage is None else FileStore(storage.thread, storage.options, storage.sweeper)
         self.router = APIRouter()
         self.router.post(FILES_PATH, response_model=None)(self.upload)
         self.router.get(FILES_PATH, response_model=None)(self.page)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from scheduler_svc.frontend.storing.disk import check_disk
 from scheduler_svc.frontend.storing.errors import as_api_errors
+from scheduler_svc.frontend.storing.sweeping import Sweeper
 from scheduler_svc.store import files
 from scheduler_svc.store.errors import NotFound
 from scheduler_svc.store.records import Order, StoredFile
@@ -23,9 +24,10 @@ class FileStore:
     what the disk has no room for, (503) if the store has too much to do, (500) if it fails.
     """
 
-    def __init__(self, thread: StoreThread, options: StoreOptions) -> None:
+    def __init__(self, thread: StoreThread, options: StoreOptions, sweeper: Sweeper) -> None:
         self._thread = thread
         self._options = options
+        self._sweeper = sweeper
 
     async def begin(self, owner: str, filename: str) -> "Upload":
         """A new file, which nobody finds until it is finished."""
@@ -35,7 +37,7 @@ class FileStore:
         record = StoredFile(owner, file_id, filename, UNKNOWN_PURPOSE, 0, now, None)
         with as_api_errors():
             await self._thread.run(owner, files.begin, record, limit_bytes=self._options.limit_bytes)
-        return Upload(self._thread, self._options, owner, file_id, now)
+        return Upload(self._thread, self._options, self._sweeper, (owner, file_id), now)
 
     async def get(self, owner: str, file_id: str, *, param: str = "file_id") -> StoredFile:
         """A file, without its content."""
@@ -65,15 +67,23 @@ class FileStore:
         """Forget a file."""
         with as_api_errors("file_id"):
             await self._thread.run(owner, files.delete, owner, file_id, time.time())
+        self._sweeper.wake()
 
 
 class Upload:
-    """A file while its bytes come. Either `finish` or `abandon` is to be called."""
+    """A file while its bytes come. Either `finish` or `abandon` is to be called.
 
-    def __init__(self, thread: StoreThread, options: StoreOptions, owner: str, file_id: str, begun_at: float) -> None:
+    Args:
+        name: owner and id.
+    """
+
+    def __init__(
+        self, thread: StoreThread, options: StoreOptions, sweeper: Sweeper, name: tuple[str, str], begun_at: float
+    ) -> None:
         self._thread = thread
         self._options = options
-        self._name = owner, file_id
+        self._sweeper = sweeper
+        self._name = name
         self._begun_at = begun_at
         self._pieces: list[bytes] = []
         self._num_waiting = 0
@@ -105,6 +115,7 @@ class Upload:
                 await self._thread.run(self._name[0], files.delete, *self._name, time.time())
             except NotFound:
                 return  # it was never begun, or a sweep was faster
+        self._sweeper.wake()
 
     async def _write(self) -> None:
         check_room(self._options)

@@ -57,10 +57,7 @@ class ResponseStore:
             check_disk(self._options.folder)
         if limit := self._options.limit_bytes:
             with as_api_errors():
-                used = await self._thread.run(owner, quotas.used_bytes, owner)
-            if used >= limit:
-                message = f"{used} of {limit} stored bytes are in use. What is deleted gives room again."
-                raise ApiError(429, message, code="insufficient_quota")
+                await self._thread.run(owner, quotas.check_quota, owner, 1, limit)
 
     async def check_open(self, owner: str) -> None:
         """Raise ApiError (429) if as many of the owner's responses are open in the background as may be."""
