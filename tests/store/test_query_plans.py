@@ -46,3 +46,6 @@ def test_every_statement_finds_its_rows_by_an_index(store):
     scans = rf"SCAN ({TABLES})(?! USING (COVERING )?INDEX \w+_open)"
     whole = {statement: plan for statement, plan in plans.items() if any(re.match(scans, step) for step in plan)}
     assert whole == {}
+    of_purpose = [plan for statement, plan in plans.items() if "purpose = 'batch'" in statement]
+    assert len(of_purpose) == 2
+    assert all("files_of_purpose" in step for plan in of_purpose for step in plan), "others of its owner are not read"
