@@ -116,7 +116,7 @@ def _discard(connection: Connection, marks: str, budget: _Budget) -> None:
 
 def _shrink(connection: Connection) -> bool:
     """Give some free pages beyond `SPARE_PAGES` back to the disk. Returns whether there are more of them."""
-    (num_free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    num_free: int = connection.execute("PRAGMA freelist_count").fetchone()[0]
     num_pages = min(num_free - SPARE_PAGES, VACUUM_PAGES)
     if num_pages > 0:
         # A page goes at each step, and `execute` makes only one step of a statement that has no columns.

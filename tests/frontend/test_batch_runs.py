@@ -31,7 +31,7 @@ from scheduler_svc.frontend.storing.files import FileStore
 from scheduler_svc.frontend.storing.sweeping import Sweeper
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend_options import FrontendOptions
-from scheduler_svc.store import batch_results
+from scheduler_svc.store import batch_results, quotas, sweep
 from scheduler_svc.store import batches as stored_batches
 from scheduler_svc.store.records import OPEN_BATCH
 from scheduler_svc.store.store_thread import StoreThread
@@ -558,6 +558,26 @@ async def test_results_without_room_end_a_batch(tmp_path, tokenizer):
             batch = await here.ended(batch_id)
     assert batch.status == "failed"
     assert [error["code"] for error in json.loads(batch.errors)] == ["insufficient_quota"]
+
+
+@in_event_loop
+async def test_results_wait_for_the_room_that_a_deleted_file_is_about_to_give(tmp_path, tokenizer):
+    async with place(tmp_path, tokenizer) as here:
+        batch_id = await here.batch(*[completion(f"line {i}") for i in range(20)])
+        upload = await FileStore(here.thread, here.options, Sweeper(here.thread)).begin(here.owner, "large")
+        await upload.add(bytes(1_000_000))
+        await upload.add(bytes(100_000))
+        await upload.abandon()
+        used = await here.thread.run(here.owner, quotas.used_bytes, here.owner)
+        here.tools = replace(here.tools, limit_bytes=used)
+        async with here.worker():
+            while (await here.seen(batch_id)).status != "in_progress":
+                await asyncio.sleep(0)
+            for _ in range(50):
+                assert (await here.seen(batch_id)).completed == 0
+            await here.thread.run("", sweep.sweep, time.time())
+            batch = await here.ended(batch_id)
+    assert (batch.status, batch.completed) == ("completed", 20)
 
 
 @in_event_loop

@@ -213,13 +213,18 @@ class BatchLines:
 
     async def _write(self) -> None:
         results, progress = self._results.take()
-        batch, limit = self._batch, self._tools.limit_bytes
-        asked = {"progress": progress, "limit_bytes": limit}
+        batch = self._batch
         while True:
-            now = time.time()
             try:
                 await self._tools.store.ask(
-                    batch.owner, batch_results.add_results, batch.owner, batch.batch_id, now, results, **asked
+                    batch.owner,
+                    batch_results.add_results,
+                    batch.owner,
+                    batch.batch_id,
+                    time.time(),
+                    results,
+                    progress=progress,
+                    limit_bytes=self._tools.limit_bytes,
                 )
                 break
             except QuotaExceeded as error:
