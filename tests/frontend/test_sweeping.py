@@ -9,7 +9,7 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.storing import sweeping
 from scheduler_svc.frontend.storing.files import CHUNK_BYTES, FileStore
 from scheduler_svc.frontend.storing.sweeping import Sweeper
-from scheduler_svc.store import quotas, sweep
+from scheduler_svc.store import quotas
 from scheduler_svc.store.store_thread import SERVICE, StoreThread
 from scheduler_svc.store_options import StoreOptions
 from tests.frontend.links import in_event_loop
@@ -52,8 +52,7 @@ async def is_empty(thread):
 
 @pytest.mark.parametrize("ending", ["deleted", "broken off"])
 @in_event_loop
-async def test_who_uploads_and_deletes_again_and_again_is_refused_until_it_is_swept(tmp_path, monkeypatch, ending):
-    monkeypatch.setattr(sweep, "MAX_BYTES", 1)
+async def test_who_uploads_and_deletes_again_and_again_is_refused_until_it_is_swept(tmp_path, ending):
     async with file_store(tmp_path) as (files, thread):
         await is_empty(thread)
         for _ in range(3):
