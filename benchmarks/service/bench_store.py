@@ -7,7 +7,7 @@ Prints a JSON line for an empty store and one for a store of some GB: half respo
 conversations of 20, half files of 16 MiB. `ms_open` is the median time to open it, `ms_open_cold` the time once when
 the page cache has nothing of it. `ms_add`, `ms_get` and `ms_finish` are of one response, `ms_append` of 1 MiB of a
 file, `ms_chain` of a conversation of 20; p50 and p99. Then some responses have expired and a file was deleted:
-`ms_sweep_*` is how long a call of `sweep` takes, which is several transactions, and `sweeps` how many calls it took.
+`ms_sweep_*` is how long a call of `sweep` takes, which deletes or shrinks, and `sweeps` how many calls it took.
 `ms_check` is the check of all that is in it.
 """
 

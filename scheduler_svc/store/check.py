@@ -30,10 +30,17 @@ _WRONG = {
     "chunk without a file": """
         SELECT key FROM file_chunks WHERE file_key NOT IN (SELECT key FROM files)
             AND file_key NOT IN (SELECT file_key FROM discarded_files)""",
+    "deleted file with a wrong size": f"""
+        SELECT owner || '/' || file_key FROM discarded_files f WHERE num_bytes <> {RECORD_BYTES}
+            + (SELECT coalesce(sum(length(data)), 0) FROM file_chunks WHERE file_key = f.file_key)""",
     "batch with a wrong size": f"""
         SELECT owner || '/' || batch_id FROM batches b WHERE num_bytes <> {RECORD_BYTES} + length(metadata)
             + length(errors) + (SELECT coalesce(sum(length(body) + length(CAST(custom_id AS BLOB))), 0)
                 FROM batch_results WHERE batch_key = b.key)""",
+    "deleted batch with a wrong size": f"""
+        SELECT owner || '/' || batch_key FROM discarded_batches b WHERE num_bytes <> {RECORD_BYTES}
+            + (SELECT coalesce(sum(length(body) + length(CAST(custom_id AS BLOB))), 0)
+                FROM batch_results WHERE batch_key = b.batch_key)""",
     "batch with a wrong count": """
         SELECT owner || '/' || batch_id FROM batches b WHERE takes_results AND completed + failed
             <> (SELECT count(*) FROM batch_results WHERE batch_key = b.key)""",
@@ -42,7 +49,8 @@ _WRONG = {
             AND batch_key NOT IN (SELECT batch_key FROM discarded_batches)""",
     "owner with a wrong sum": """
         WITH records AS (SELECT owner, num_bytes FROM responses UNION ALL SELECT owner, num_bytes FROM files
-            UNION ALL SELECT owner, num_bytes FROM batches),
+            UNION ALL SELECT owner, num_bytes FROM batches UNION ALL SELECT owner, num_bytes FROM discarded_files
+            UNION ALL SELECT owner, num_bytes FROM discarded_batches),
         sums AS (SELECT owner, sum(num_bytes) AS used_bytes FROM records GROUP BY owner)
         SELECT DISTINCT owner FROM (SELECT * FROM sums EXCEPT SELECT * FROM owners
             UNION SELECT * FROM (SELECT * FROM owners EXCEPT SELECT * FROM sums))""",

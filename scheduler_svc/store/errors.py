@@ -56,13 +56,15 @@ class QuotaExceeded(BatonError):
         what: is limited (`stored bytes`).
         used: how much the owner has.
         limit: how much the owner may have.
+        is_passing: whether something of it was deleted already, and gives room as soon as it is swept.
     """
 
-    def __init__(self, what: str, used: int, limit: int) -> None:
+    def __init__(self, what: str, used: int, limit: int, *, is_passing: bool) -> None:
         super().__init__(f"{used} of {limit} {what} are in use, and this needs more")
         self.what = what
         self.used = used
         self.limit = limit
+        self.is_passing = is_passing
 
 
 class ChainTooLong(BatonError):

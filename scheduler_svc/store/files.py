@@ -158,7 +158,8 @@ def list_files(
 
 
 def delete(connection: Connection, owner: str, file_id: str, now: float) -> None:
-    """Forget a file, also an unfinished one. A sweep frees the space of its content.
+    """Forget a file, also an unfinished one. A sweep frees the space of its content, which counts for its owner until
+    then.
 
     Raises:
         NotFound: the owner has none with this id (any more).

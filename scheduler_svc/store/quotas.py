@@ -8,7 +8,8 @@ from scheduler_svc.store.errors import QuotaExceeded
 def used_bytes(connection: Connection, owner: str) -> int:
     """Bytes of all that an owner has: responses, files (unfinished ones, too) and results of batches.
 
-    Records that have expired count until a sweep has deleted them.
+    Records that have expired count until a sweep has deleted them, and so do contents of files and batches that were
+    deleted: until then they take room that nothing else can have.
     """
     row = connection.execute("SELECT used_bytes FROM owners WHERE owner = ?", (owner,)).fetchone()
     return row[0] if row else 0
@@ -24,4 +25,13 @@ def check_quota(connection: Connection, owner: str, num_bytes: int, limit_bytes:
         QuotaExceeded: it would be more.
     """
     if limit_bytes and (used := used_bytes(connection, owner)) + num_bytes > limit_bytes:
-        raise QuotaExceeded("stored bytes", used, limit_bytes)
+        raise QuotaExceeded("stored bytes", used, limit_bytes, is_passing=is_leaving(connection, owner))
+
+
+def is_leaving(connection: Connection, owner: str) -> bool:
+    """Whether something of what an owner has was deleted, and waits for a sweep."""
+    query = (
+        "SELECT EXISTS (SELECT 1 FROM discarded_files WHERE owner = :owner) "
+        "OR EXISTS (SELECT 1 FROM discarded_batches WHERE owner = :owner)"
+    )
+    return bool(connection.execute(query, {"owner": owner}).fetchone()[0])

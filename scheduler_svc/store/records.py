@@ -167,7 +167,7 @@ class Swept(msgspec.Struct, frozen=True, gc=False):
     """What a sweep has deleted.
 
     Attributes:
-        num_bytes: of contents whose space is free now, those of records deleted earlier included.
+        num_bytes: of contents whose space is free now, those of records deleted earlier included, as they counted.
         is_more: whether the next sweep has something to do already.
     """
 

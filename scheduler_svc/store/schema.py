@@ -1,7 +1,8 @@
 """The tables of the store, as the steps that lead from one version to the next.
 
 A step is never changed once it is in a release: every later release makes an empty store by the same steps. Triggers
-keep `owners` equal to the sums over records, so no statement can add or delete without them.
+keep `owners` equal to the sums over records and over what was deleted and is not swept yet, so no statement can add or
+delete without them.
 """
 
 APPLICATION_ID = 0x42617453  # "BatS": tells our file from another program's
@@ -78,4 +79,40 @@ CREATE INDEX batches_open ON batches (created_at, owner, batch_id)
 }
 """
 
-STEPS = (_FIRST,)  # STEPS[n] leads from version n to version n + 1
+# Deleted contents count for their owner until a sweep has removed them; what an earlier release has deleted counts for
+# the owner "", as whose it was is not known any more. A list of the files of one purpose does not look at the others.
+_SECOND = f"""
+ALTER TABLE discarded_files ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+ALTER TABLE discarded_files ADD COLUMN num_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE discarded_batches ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+ALTER TABLE discarded_batches ADD COLUMN num_bytes INTEGER NOT NULL DEFAULT 0;
+UPDATE discarded_files SET num_bytes = 256
+    + (SELECT coalesce(sum(length(data)), 0) FROM file_chunks WHERE file_key = discarded_files.file_key);
+UPDATE discarded_batches SET num_bytes = 256
+    + (SELECT coalesce(sum(length(body) + length(CAST(custom_id AS BLOB))), 0)
+        FROM batch_results WHERE batch_key = discarded_batches.batch_key);
+INSERT INTO owners SELECT owner, sum(num_bytes) FROM
+    (SELECT owner, num_bytes FROM discarded_files UNION ALL SELECT owner, num_bytes FROM discarded_batches)
+    WHERE true GROUP BY owner ON CONFLICT (owner) DO UPDATE SET used_bytes = used_bytes + excluded.used_bytes;
+{_COUNT.format(table="discarded_files", and_then="")}
+{_COUNT.format(table="discarded_batches", and_then="")}
+CREATE INDEX discarded_files_of_owner ON discarded_files (owner);
+CREATE INDEX discarded_batches_of_owner ON discarded_batches (owner);
+
+DROP TRIGGER files_added; DROP TRIGGER files_changed; DROP TRIGGER files_removed;
+{_COUNT.format(table="files", and_then="INSERT INTO discarded_files VALUES (OLD.key, OLD.owner, OLD.num_bytes);")}
+DROP TRIGGER batches_added; DROP TRIGGER batches_changed; DROP TRIGGER batches_removed;
+{
+    _COUNT.format(
+        table="batches",
+        and_then='''INSERT INTO discarded_batches
+        VALUES (OLD.key, OLD.owner, OLD.num_bytes - length(OLD.metadata) - length(OLD.errors));
+    DELETE FROM files
+    WHERE owner = OLD.owner AND file_id IN (OLD.output_file_id, OLD.error_file_id) AND NOT is_complete;''',
+    )
+}
+
+CREATE INDEX files_of_purpose ON files (owner, purpose, created_at, file_id) WHERE is_complete;
+"""
+
+STEPS = (_FIRST, _SECOND)  # STEPS[n] leads from version n to version n + 1

@@ -5,18 +5,24 @@ from sqlite3 import Connection
 from scheduler_svc.store.database import writing
 from scheduler_svc.store.records import Swept
 
+MAX_ROWS = 500  # deleted in one call, in which other calls and other processes wait: some ms
+MAX_BYTES = 16 << 20  # of their contents
 SPARE_PAGES = 2048  # of 4 KiB that are kept free for what comes next, instead of being given back to the disk
-VACUUM_PAGES = 256  # that are given back in one transaction
+VACUUM_PAGES = 256  # given back in one call: each is copied, about 5 ms on an idle disk
 
 # Contents of files and results of batches that were deleted go piece by piece, oldest keys first.
 _PIECES = {
-    "discarded_files": ("file_chunks", "file_key", "data"),
-    "discarded_batches": ("batch_results", "batch_key", "body"),
+    "discarded_files": ("file_chunks", "file_key", "length(data)"),
+    "discarded_batches": ("batch_results", "batch_key", "length(body) + length(CAST(custom_id AS BLOB))"),
 }
 
 
-def sweep(connection: Connection, now: float, *, max_rows: int = 500, max_bytes: int = 8 << 20) -> Swept:
-    """Delete what has expired by `now`, and the contents of what was deleted; then shrink the file.
+def sweep(connection: Connection, now: float, *, max_rows: int = MAX_ROWS, max_bytes: int = MAX_BYTES) -> Swept:
+    """Delete what has expired by `now`, and the contents of what was deleted, in one transaction. When nothing of that
+    is left, shrink the file, in another one.
+
+    Contents leave their owner's quota here, when their pages are free: what is stored next takes these before the file
+    grows, so that the file is never larger than all that counted in quotas at one time.
 
     Args:
         max_rows: how many rows go at most, so that others wait for this transaction only briefly.
@@ -32,9 +38,8 @@ def sweep(connection: Connection, now: float, *, max_rows: int = 500, max_bytes:
         batches = _expired(connection, "batches", now, budget)
         for marks in _PIECES:
             _discard(connection, marks, budget)
-    # In each call: SQLite looks for every page that goes in the list of all free ones, which must not become long.
-    can_shrink = _shrink(connection, max_bytes)
-    return Swept(responses, files, batches, budget.num_bytes, is_more=budget.is_spent or can_shrink)
+    is_more = budget.is_spent or _shrink(connection)
+    return Swept(responses, files, batches, budget.num_bytes, is_more=is_more)
 
 
 def expire_owner(connection: Connection, owner: str, now: float) -> int:
@@ -93,27 +98,27 @@ def _expired(connection: Connection, table: str, now: float, budget: _Budget) ->
 
 
 def _discard(connection: Connection, marks: str, budget: _Budget) -> None:
-    """Delete pieces of deleted contents; a mark goes with its last piece."""
-    pieces, parent, content = _PIECES[marks]
+    """Delete pieces of deleted contents, which count for their owner no longer; a mark goes with its last piece."""
+    pieces, parent, size = _PIECES[marks]
     query = f"SELECT {parent} FROM {marks} ORDER BY 1 LIMIT ?"
     for (mark,) in connection.execute(query, (budget.rows_left + 1,)).fetchall():
-        query = f"SELECT key, length({content}) FROM {pieces} WHERE {parent} = ? LIMIT ?"
+        query = f"SELECT key, {size} FROM {pieces} WHERE {parent} = ? LIMIT ?"
         rows = connection.execute(query, (mark, budget.rows_left + 1)).fetchall()
+        before = budget.num_bytes
         keys = [(key,) for key, num_bytes in rows if budget.take(num_bytes)]
         connection.executemany(f"DELETE FROM {pieces} WHERE key = ?", keys)
+        statement = f"UPDATE {marks} SET num_bytes = num_bytes - ? WHERE {parent} = ?"
+        connection.execute(statement, (budget.num_bytes - before, mark))
         if budget.is_spent or not budget.take(0):
             return
         connection.execute(f"DELETE FROM {marks} WHERE {parent} = ?", (mark,))
 
 
-def _shrink(connection: Connection, max_bytes: int) -> bool:
-    """Give free pages beyond `SPARE_PAGES` back to the disk. Returns whether there are more of them."""
-    (page_size,) = connection.execute("PRAGMA page_size").fetchone()
-    (num_free,) = connection.execute("PRAGMA freelist_count").fetchone()
-    left = min(num_free - SPARE_PAGES, max(1, 2 * max_bytes // page_size))  # twice what a sweep frees: it catches up
-    is_more: bool = num_free - left > SPARE_PAGES
-    while left > 0:
+def _shrink(connection: Connection) -> bool:
+    """Give some free pages beyond `SPARE_PAGES` back to the disk. Returns whether there are more of them."""
+    num_free: int = connection.execute("PRAGMA freelist_count").fetchone()[0]
+    num_pages = min(num_free - SPARE_PAGES, VACUUM_PAGES)
+    if num_pages > 0:
         # A page goes at each step, and `execute` makes only one step of a statement that has no columns.
-        connection.executescript(f"PRAGMA incremental_vacuum({min(left, VACUUM_PAGES)})")
-        left -= VACUUM_PAGES
-    return is_more
+        connection.executescript(f"PRAGMA incremental_vacuum({num_pages})")
+    return num_free - num_pages > SPARE_PAGES

@@ -1,17 +1,24 @@
 """The input of a batch: lines wherever the bytes are cut, what a line may be, what a file may be; and forms."""
 
+import asyncio
 import contextlib
+import itertools
 import json
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from scheduler_svc.frontend.background import batch_input
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.multipart import FormReader, PartBegins, PartData, PartEnds
 from scheduler_svc.frontend.requests.batches import input_check
 from scheduler_svc.frontend.requests.batches.input_check import MAX_ERRORS, InputCheck
 from scheduler_svc.frontend.requests.batches.input_lines import InputLine, LineProblem, LineSplitter, read_line
+from scheduler_svc.store import files
+from scheduler_svc.store.records import Progress
+from tests.store.rows import batch
+from tests.support.instructions import instructions_of
 
 MOST = 12  # bytes of a line in these tests
 URL = "/v1/completions"
@@ -27,7 +34,7 @@ def pieces(content, cuts):
 
 def split(parts, start=0, number=0):
     splitter = LineSplitter(start, number, MOST)
-    return [line for part in parts for line in splitter.feed(part)] + splitter.end()
+    return [line for part in parts for line in splitter.feed(part)] + [*splitter.end()]
 
 
 def as_a_whole(content):
@@ -37,16 +44,17 @@ def as_a_whole(content):
         end = start + len(raw) + 1
         data = raw.removesuffix(b"\r")
         data = data.removeprefix(b"\xef\xbb\xbf") if start == 0 else data
-        if len(raw) > MOST + 1 or len(data) > MOST:
-            found.append(InputLine(len(found), place, start, min(end, len(content)), None))
-        elif data.strip():
-            found.append(InputLine(len(found), place, start, min(end, len(content)), data))
+        if data.strip():
+            is_kept = len(raw) <= MOST + 1 and len(data) <= MOST
+            found.append(InputLine(len(found), place, start, min(end, len(content)), data if is_kept else None))
         start = end
     return found
 
 
 @given(CONTENT, CUTS)
 @example(b"a\r\n\r\n  \nb", [2])
+@example(b" " * 40 + b"\n" + b" " * 40 + b"a\n" + b" " * 40, [1, 5])
+@example(b"\n \n\r\n\xef\xbb\xbf \n\n a\n", [1, 5])
 @example(b"x" * (MOST + 1) + b"\nb", [3, MOST + 1])
 @example(b"x" * MOST + b"\r\nb", [MOST + 1])
 def test_lines_are_the_same_wherever_the_bytes_are_cut(content, cuts):
@@ -60,6 +68,48 @@ def test_reading_goes_on_at_any_line(content, cuts, chosen):
         start = lines[chosen].start
         again = split(pieces(content[start:], cuts), start, chosen)
         assert [line._replace(place=0) for line in again] == [line._replace(place=0) for line in lines[chosen:]]
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n", b" \t\n\n"])
+def test_blank_lines_cost_no_step_and_count_as_places(blank):
+    """A file may be nothing else: 64 MB of them took the event loop for 49 s."""
+    few, many = b"a\n" + blank * 2 + b"b", b"a\n" + blank * 20_000 + b"b"
+    assert split([many])[1].place == 2 + 20_000 * blank.count(b"\n")
+    assert instructions_of(lambda: split([many])) <= instructions_of(lambda: split([few])) + 20
+
+
+def test_lines_are_cut_off_as_they_are_asked_for():
+    lines = LineSplitter().feed(b"a\n" * 20_000)
+    assert instructions_of(lambda: next(lines)) < 300
+
+
+def test_an_input_of_one_byte_lines_leaves_turns_to_others():
+    """Of lines in megabytes, no more are cut off than are looked at, and the event loop has a turn after each group."""
+    content = b"\n" * 100_000 + b"x\n" * 3000
+    reads, turns, sizes = [], [], []
+
+    class Store:
+        async def ask(self, owner, function, *_, offset, limit):
+            assert (owner, function) == ("ann", files.read)
+            reads.append(offset)
+            return content[offset : offset + min(limit, 50_000)]
+
+    async def others():
+        while True:
+            turns.append(len(sizes))
+            await asyncio.sleep(0)
+
+    async def main():
+        task = asyncio.create_task(others())
+        async for lines in batch_input.input_lines(Store(), batch("b"), Progress(0, 0)):
+            sizes.append(len(lines))  # noqa: PERF401 (the other task looks at it meanwhile)
+        task.cancel()
+
+    asyncio.run(main())
+    assert sum(sizes) == 3000
+    assert max(sizes) == batch_input.LINES_AT_ONCE
+    assert len(reads) == 4
+    assert max(later - turn for turn, later in itertools.pairwise(turns)) == 1
 
 
 def line(**changes):

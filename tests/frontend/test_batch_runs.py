@@ -28,10 +28,12 @@ from scheduler_svc.frontend.requests.pooling_model import PoolingModel
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.storing.batches import BatchStore
 from scheduler_svc.frontend.storing.files import FileStore
+from scheduler_svc.frontend.storing.sweeping import Sweeper
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend_options import FrontendOptions
-from scheduler_svc.store import batch_results
+from scheduler_svc.store import batch_results, quotas, sweep
 from scheduler_svc.store import batches as stored_batches
+from scheduler_svc.store.errors import QuotaExceeded
 from scheduler_svc.store.records import OPEN_BATCH
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
@@ -73,7 +75,7 @@ class Place:
         if lines is None:
             facts = {"method": "POST", "url": endpoint}
             lines = [json.dumps({"custom_id": f"c{i}", **facts, "body": body}) for i, body in enumerate(bodies)]
-        upload = await FileStore(self.thread, self.options).begin(self.owner, "in.jsonl")
+        upload = await FileStore(self.thread, self.options, Sweeper(self.thread)).begin(self.owner, "in.jsonl")
         await upload.add("\n".join(lines).encode())
         file = await upload.finish("batch", None)
         store = BatchStore(self.thread, self.options)
@@ -84,7 +86,7 @@ class Place:
         return made.batch_id
 
     async def seen(self, batch_id):
-        return await self.thread.run(stored_batches.get, self.owner, batch_id, time.time())
+        return await self.thread.run(self.owner, stored_batches.get, self.owner, batch_id, time.time())
 
     async def ended(self, batch_id):
         async with asyncio.timeout(10):
@@ -96,7 +98,7 @@ class Place:
         """The lines of a file; none if there is no file."""
         if file_id is None:
             return []
-        files = FileStore(self.thread, self.options)
+        files = FileStore(self.thread, self.options, Sweeper(self.thread))
         file = await files.get(self.owner, file_id)
         content = b"".join([chunk async for chunk in files.content(file)])
         return [json.loads(line) for line in content.splitlines()]
@@ -458,9 +460,9 @@ async def test_the_end_of_the_window_ends_a_batch(tmp_path, tokenizer):
     async with place(tmp_path, tokenizer, script=silence) as here:
         batch_id = await here.batch(*[completion(f"line {i}") for i in range(4)], window_s=0.0)
         now = time.time()
-        await here.thread.run(stored_batches.start, here.owner, batch_id, now, total=4)
+        await here.thread.run(here.owner, stored_batches.start, here.owner, batch_id, now, total=4)
         done = batch_lines.answered(batch_id, 2, "c2", batch_lines.LineResponse(200, "r", msgspec.Raw(b"{}")))
-        await here.thread.run(batch_results.add_results, here.owner, batch_id, now, [done])
+        await here.thread.run(here.owner, batch_results.add_results, here.owner, batch_id, now, [done])
         async with here.worker():
             batch = await here.ended(batch_id)
         output, errors = await here.results(batch)
@@ -560,12 +562,42 @@ async def test_results_without_room_end_a_batch(tmp_path, tokenizer):
 
 
 @in_event_loop
+async def test_results_wait_for_the_room_that_a_deleted_file_is_about_to_give(tmp_path, tokenizer, monkeypatch):
+    add, refusals = batch_results.add_results, []
+
+    def noting(*args, **kwargs):
+        try:
+            return add(*args, **kwargs)
+        except QuotaExceeded as error:
+            refusals.append(error)
+            raise
+
+    monkeypatch.setattr(batch_results, "add_results", noting)
+    async with place(tmp_path, tokenizer) as here:
+        batch_id = await here.batch(*[completion(f"line {i}") for i in range(20)])
+        upload = await FileStore(here.thread, here.options, Sweeper(here.thread)).begin(here.owner, "large")
+        await upload.add(bytes(1_000_000))
+        await upload.add(bytes(100_000))
+        await upload.abandon()
+        used = await here.thread.run(here.owner, quotas.used_bytes, here.owner)
+        here.tools = replace(here.tools, limit_bytes=used)
+        async with here.worker():
+            async with asyncio.timeout(60):
+                while len(refusals) < 3:
+                    await asyncio.sleep(0)
+            assert (await here.seen(batch_id)).completed == 0
+            await here.thread.run("", sweep.sweep, time.time())
+            batch = await here.ended(batch_id)
+    assert (batch.status, batch.completed) == ("completed", 20)
+
+
+@in_event_loop
 async def test_an_input_that_is_deleted_ends_a_batch(tmp_path, tokenizer):
     async with place(tmp_path, tokenizer) as here:
         batch_id = await here.batch(completion("x"))
         input_id = (await here.seen(batch_id)).input_file_id
-        await here.thread.run(stored_batches.start, here.owner, batch_id, time.time(), total=1)
-        await FileStore(here.thread, here.options).delete(here.owner, input_id)
+        await here.thread.run(here.owner, stored_batches.start, here.owner, batch_id, time.time(), total=1)
+        await FileStore(here.thread, here.options, Sweeper(here.thread)).delete(here.owner, input_id)
         async with here.worker():
             batch = await here.ended(batch_id)
     assert (batch.status, [error["code"] for error in json.loads(batch.errors)]) == ("failed", ["file_not_found"])

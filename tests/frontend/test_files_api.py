@@ -2,13 +2,17 @@
 
 import json
 import socket
+from contextlib import closing
 from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
 
+from scheduler_svc.frontend.http import files_api
+from scheduler_svc.store.database import connect
 from tests.frontend.harness import assert_openai_shape, running_frontend
+from tests.store.rows import add_file
 from tests.support.eventually import eventually
 
 KEYS = "alice-key,bob-key"
@@ -63,6 +67,20 @@ def test_pages_of_files(alice):
     assert [file.id for file in page.data] == [names[2], names[1]]
     assert page.has_more
     assert alice.files.list(purpose="user_data").data == []
+
+
+def test_a_page_is_bounded_whatever_is_asked_for(tmp_path):
+    """The published client asks for the pages that follow by itself."""
+    with closing(connect(tmp_path)) as store:
+        names = [f"file-{number:024x}" for number in range(files_api.PAGE + 1)]
+        for name in names:
+            add_file(store, name, owner="", expires_at=None)
+    with running_frontend("--store", str(tmp_path)) as frontend, frontend.client() as client:
+        page = client.files.list(limit=10_000)
+        assert (len(page.data), page.has_more) == (files_api.PAGE, True)
+        assert [file.id for file in client.files.list()] == names[::-1]
+        answer = httpx.get(f"{frontend.url}/v1/files?limit=10001", timeout=20)
+        assert_openai_shape(answer, 400)
 
 
 def test_files_are_their_owners(alice, bob):

@@ -233,7 +233,7 @@ class Asked(Exception):
 class Reluctant:
     """A `LongWork` that does nothing."""
 
-    async def run(self, size: int, work: Callable[[], object]) -> object:
+    async def run(self, owner: str, size: int, work: Callable[[], object]) -> object:
         raise Asked(size, work)
 
 
@@ -261,7 +261,7 @@ async def test_the_work_is_as_much_as_is_tokenized(
     link = SimpleNamespace(is_up=True, fleet=FLEET)
     api = RerankApi(link, Reader(), model, Reluctant())
     scope: dict[str, object] = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-    scope |= {"baton.client": None, HELD: SimpleNamespace(release=lambda: None)}
+    scope |= {"baton.client": SimpleNamespace(name="ann"), HELD: SimpleNamespace(release=lambda: None)}
 
     async def receive() -> dict:
         return {"type": "http.request", "body": raw}

@@ -164,7 +164,24 @@ async def test_long_work_is_done_by_a_few_threads():
             running.remove(number)
         return number
 
-    results = await asyncio.gather(*(work.run(WORTH_A_THREAD + 1, lambda i=i: piece(i)) for i in range(20)))
+    results = await asyncio.gather(*(work.run("ann", WORTH_A_THREAD + 1, lambda i=i: piece(i)) for i in range(20)))
     assert results == list(range(20))
     assert max(most) == NUM_THREADS
-    assert await work.run(WORTH_A_THREAD, threading.get_ident) == threading.get_ident(), "short work is done at once"
+    at_once = await work.run("ann", WORTH_A_THREAD, threading.get_ident)
+    assert at_once == threading.get_ident(), "short work is done at once"
+
+
+@in_event_loop
+async def test_who_asks_for_much_long_work_delays_others_by_one_piece():
+    work, done, gate = LongWork(), [], threading.Event()
+
+    def ask(owner, piece):
+        return asyncio.ensure_future(work.run(owner, WORTH_A_THREAD + 1, piece))
+
+    held = [ask("ann", lambda: gate.wait(60)) for _ in range(NUM_THREADS)]
+    asked = [ask(owner, lambda owner=owner: done.append(owner)) for owner in ["ann"] * 20 + ["bob"]]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*held, *asked)
+    assert done.index("bob") <= NUM_THREADS
+    assert len(done) == 21

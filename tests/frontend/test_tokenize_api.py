@@ -1,11 +1,16 @@
 """/tokenize and /detokenize in vLLM's shapes, /version, several names of the model, HEAD, pages of other origins."""
 
 from collections.abc import Iterator
+from unittest import mock
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common import __version__
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests import tokenization
 from scheduler_svc.frontend.requests.body import MAX_VALUES
 from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
 
@@ -34,6 +39,28 @@ def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend, tokenizer):
     assert answer["token_strs"][0] == "one"
     assert post(frontend, "/detokenize", {"tokens": tokens}).json() == {"prompt": TEXT}
     assert "token_strs" not in post(frontend, "/tokenize", {"prompt": ""}).json()
+
+
+@given(st.text(max_size=30), st.lists(st.integers(128, 255), max_size=6), st.integers(1, 7))
+def test_tokens_become_the_same_text_in_pieces_of_any_size(tokenizer, text, bad, size):
+    """Characters whose tokens are in two pieces are whole, and bytes that are none are U+FFFD."""
+    [tokens] = tokenizer.encode([text], add_special_tokens=False)
+    alone = {data[0]: token for token, data in tokenizer.token_bytes.items() if len(data) == 1}
+    tokens += [alone[byte] for byte in bad]
+    with mock.patch.object(tokenization, "TOKENS_AT_ONCE", size):
+        answer = tokenization.detokenize(tokenization.DetokenizeRequest(tokens=tokens), tokenizer)
+    assert answer.prompt == b"".join(tokenizer.all_token_bytes[token] for token in tokens).decode(errors="replace")
+
+
+def test_a_text_of_tokens_is_bounded(tokenizer, monkeypatch):
+    [tokens] = tokenizer.encode([TEXT * 100], add_special_tokens=False)
+    size = len(TEXT.encode()) * 100
+    monkeypatch.setattr(tokenization, "MAX_ECHOED_BYTES", size)
+    body = tokenization.DetokenizeRequest(tokens=tokens)
+    assert tokenization.detokenize(body, tokenizer).prompt == TEXT * 100
+    monkeypatch.setattr(tokenization, "MAX_ECHOED_BYTES", size - 1)
+    with pytest.raises(ApiError, match=f"has {size} bytes; {size - 1} are allowed"):
+        tokenization.detokenize(body, tokenizer)
 
 
 def test_a_conversation_becomes_what_the_model_is_given(frontend: Frontend):

@@ -105,7 +105,7 @@ async def test_long_texts_leave_the_event_loop_running(tokenizer: Tokenizer, mon
 
     monkeypatch.setattr(tokenizer, "_tokenizer", Spy())
     encode = partial(tokenizer.encode, [text], add_special_tokens=False)
-    work = asyncio.create_task(LongWork().run(len(text), encode))
+    work = asyncio.create_task(LongWork().run("", len(text), encode))
     turns = []
     while not work.done():
         turns.append(time.monotonic())

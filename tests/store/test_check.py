@@ -16,6 +16,8 @@ FAULTS = {
     "file with a wrong size: ann/f": "UPDATE file_chunks SET data = x'00'",
     "chunk at a wrong place: 1": "UPDATE file_chunks SET start = 7",
     "chunk without a file: 9": "INSERT INTO file_chunks VALUES (9, 9, 0, x'00')",
+    "deleted file with a wrong size: ann/3": "UPDATE discarded_files SET num_bytes = 0",
+    "deleted batch with a wrong size: ann/2": "UPDATE discarded_batches SET num_bytes = 0",
     "batch with a wrong size: ann/b": "UPDATE batch_results SET custom_id = 'ü'",
     "batch with a wrong count: ann/b": "UPDATE batches SET failed = 1",
     "result without a batch: 9": "INSERT INTO batch_results VALUES (9, 9, 0, '', 0, x'')",
@@ -32,6 +34,11 @@ def filled(tmp_path):
         rows.start_batch(store, "b", 2)
         batch_results.add_results(store, "ann", "b", 3.0, [rows.result(0)])
         files.begin(store, rows.file("unfinished"))
+        rows.add_file(store, "deleted", b"content")
+        files.delete(store, "ann", "deleted", 3.0)
+        rows.start_batch(store, "expired", 2, expires_at=2.5)
+        batch_results.add_results(store, "ann", "expired", 2.0, [rows.result(0)])
+        store.execute("DELETE FROM batches WHERE batch_id = 'expired'")
         yield store
 
 

@@ -9,11 +9,14 @@ from unittest import mock
 
 import pytest
 
-from scheduler_svc.store import check, database, responses
+from scheduler_svc.store import batch_results, check, database, files, responses, sweep
 from scheduler_svc.store.database import connect, data_version, writing
 from scheduler_svc.store.errors import StoreBusy, StoreDamaged, StoreError
+from scheduler_svc.store.quotas import used_bytes
+from scheduler_svc.store.records import RECORD_BYTES
 from scheduler_svc.store.schema import STEPS
 from scheduler_svc.store.store_thread import StoreThread
+from tests.store import rows
 from tests.store.rows import get_response, response
 
 
@@ -69,6 +72,28 @@ def test_an_older_release_s_store_gets_the_steps_that_it_lacks(tmp_path):
         connect(tmp_path)
 
 
+def test_what_an_older_release_has_deleted_is_counted_for_nobody_with_a_key_until_it_is_swept(tmp_path):
+    with mock.patch.object(database, "STEPS", STEPS[:1]), closing(connect(tmp_path)) as store:
+        for name in ("kept", "deleted"):
+            rows.add_file(store, name, b"12345")
+        files.delete(store, "ann", "deleted", 2.0)
+        for name in ("kept", "expired"):
+            rows.start_batch(store, name, 1)
+            batch_results.add_results(store, "ann", name, 2.0, [rows.result(0)])
+        store.execute("DELETE FROM batches WHERE batch_id = 'expired'")
+        before = used_bytes(store, "ann")
+    with closing(connect(tmp_path)) as store:
+        assert check.check(store) == []
+        one = rows.result(0)
+        assert used_bytes(store, "ann") == before
+        assert used_bytes(store, "") == 2 * RECORD_BYTES + 5 + len(one.body) + len(one.custom_id)
+        sweep.sweep(store, 3.0)
+        assert used_bytes(store, "") == 0
+        files.delete(store, "ann", "kept", 3.0)
+        assert used_bytes(store, "ann") == before
+        assert check.check(store) == []
+
+
 def test_a_step_that_fails_leaves_the_old_version_whole(tmp_path):
     connect(tmp_path).close()
     steps = (*STEPS, "CREATE TABLE extra (a INTEGER);", "CREATE TABLE extra (a INTEGER);")
@@ -108,13 +133,13 @@ def test_damage_elsewhere_is_told_when_it_is_met(tmp_path):
     path = tmp_path / "store.db"
     path.write_bytes(path.read_bytes()[: 2 * 4096] + b"\xff" * (path.stat().st_size - 2 * 4096))
     with pytest.raises(StoreDamaged, match=r"store\.db|malformed"), closing(StoreThread(tmp_path)) as thread:
-        asyncio.run(thread.run(responses.measure, "ann", "r", 2.0))
+        asyncio.run(thread.run("ann", responses.measure, "ann", "r", 2.0))
 
 
 def test_lost_tables_are_damage(tmp_path):
     with closing(connect(tmp_path)) as store:
         store.execute("DROP TRIGGER files_removed")
-    with pytest.raises(StoreDamaged, match="its tables are not those of version 1"):
+    with pytest.raises(StoreDamaged, match="its tables are not those of version 2"):
         connect(tmp_path)
 
 

@@ -87,6 +87,8 @@ def test_an_unfinished_file_can_be_deleted(store):
     files.begin(store, file("f"))
     files.append(store, "ann", "f", 2.0, b"abc")
     files.delete(store, "ann", "f", 2.0)
+    assert used_bytes(store, "ann") == RECORD_BYTES + 3, "until it is swept"
+    sweep.sweep(store, 2.0)
     assert used_bytes(store, "ann") == 0
     with pytest.raises(NotFound):
         files.append(store, "ann", "f", 2.0, b"more")

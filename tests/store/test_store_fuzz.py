@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 import tempfile
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -40,6 +41,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.now = 1.0
         self.responses, self.files, self.batches = {}, {}, {}
         self.contents, self.results = {}, {}
+        self.discarded = Counter()  # bytes by owner that were deleted since the last sweep
         self.patches = [
             mock.patch.object(batch_results, "FINALIZE_ROWS", 2),
             mock.patch.object(files, "MAX_CHUNK_BYTES", 12),
@@ -95,7 +97,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def used(self, owner):
         """Bytes of all that an owner has."""
-        total = 0
+        total = self.discarded[owner]
         for (whose, _), r in self.responses.items():
             if whose == owner:
                 total += RECORD_BYTES + sum(map(len, (r.head, r.input_items, r.output_items, r.tail, r.work, r.tokens)))
@@ -103,22 +105,27 @@ class StoreMachine(RuleBasedStateMachine):
             total += RECORD_BYTES + len(self.contents[place]) if place[0] == owner else 0
         for place, b in self.batches.items():
             if place[0] == owner:
-                pending = self.results[place].values() if b.status in OPEN_BATCH else []
-                results = sum(len(r.body) + len(r.custom_id) for r in pending)
-                total += RECORD_BYTES + len(b.metadata) + len(b.errors) + results
+                total += len(b.metadata) + len(b.errors) + self.swept_bytes(self.batches, place)
         return total
+
+    def swept_bytes(self, model, place):
+        """What a deleted record counts for until it is swept."""
+        if model is self.responses or place not in model:
+            return 0
+        if model is self.files:
+            return RECORD_BYTES + len(self.contents[place])
+        pending = self.results[place].values() if model[place].status in OPEN_BATCH else []
+        return RECORD_BYTES + sum(len(r.body) + len(r.custom_id) for r in pending)
 
     def refusal(self, model, owner, record_id, num_bytes, limit):
         """What adding a record has to raise. An expired record with this id makes room first."""
         if self.found(model, owner, record_id):
             return Conflict
-        old = self.used(owner)
+        old = self.swept_bytes(model, (owner, record_id))
         kept = {place: record for place, record in model.items() if place != (owner, record_id)}
         name = next(n for n in ("responses", "files", "batches") if getattr(self, n) is model)
         with mock.patch.object(self, name, kept):
-            used = self.used(owner)
-        if model is self.files:  # its quota is looked at before the expired one goes
-            used = old
+            used = self.used(owner) + old
         return QuotaExceeded if limit and used + num_bytes > limit else None
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -143,6 +150,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert counts[number] == len(gone)
             for place in gone:
                 del model[place]
+        self.discarded.clear()
         assert self.store.execute("PRAGMA freelist_count").fetchone() == (0,)
         for table in ("discarded_files", "discarded_batches"):
             assert self.store.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
@@ -250,6 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
         record = rows.file(name, owner, created_at=self.now, expires_at=self.now + 5.0)
         if self.attempt(expected, cut, files.begin, record, limit_bytes=limit)[0]:
             expires_at = self.now + 3.0
+            self.discarded[owner] += self.swept_bytes(self.files, (owner, name))
             self.files[owner, name] = msgspec.structs.replace(record, filename="unfinished", expires_at=expires_at)
             self.contents[owner, name] = b""
 
@@ -288,6 +297,7 @@ class StoreMachine(RuleBasedStateMachine):
     def delete_file(self, owner, name, cut):
         expected = None if self.found(self.files, owner, name) else NotFound
         if self.attempt(expected, cut, files.delete, owner, name, self.now)[0]:
+            self.discarded[owner] += self.swept_bytes(self.files, (owner, name))
             del self.files[owner, name]
 
     # --- batches --------------------------------------------------------------------------------------------------
@@ -301,6 +311,7 @@ class StoreMachine(RuleBasedStateMachine):
         if expected is not Conflict and 0 < most <= sum(b.status in OPEN_BATCH for b in others):
             expected = TooManyOpen
         if self.attempt(expected, cut, batches.add, record, limit_bytes=limit, max_open=most)[0]:
+            self.discarded[owner] += self.swept_bytes(self.batches, (owner, name))
             self.batches[owner, name] = record
             self.results[owner, name] = {}
             self.keep_input(owner, record)

@@ -37,13 +37,13 @@ class Gate:
 
 def test_calls_are_made_in_order_by_one_thread(thread):
     async def main():
-        await asyncio.gather(*(thread.run(responses.add, response(f"r{i}")) for i in range(3)))
+        await asyncio.gather(*(thread.run("ann", responses.add, response(f"r{i}")) for i in range(3)))
         keys = await thread.run(
-            lambda store: store.execute("SELECT response_id FROM responses ORDER BY key").fetchall()
+            "ann", lambda store: store.execute("SELECT response_id FROM responses ORDER BY key").fetchall()
         )
         assert keys == [("r0",), ("r1",), ("r2",)]
-        assert await thread.run(responses.get_status, "ann", "r1", now=2.0) == "queued"
-        assert await thread.run(lambda _: threading.current_thread().name) == "store"
+        assert await thread.run("ann", responses.get_status, "ann", "r1", now=2.0) == "queued"
+        assert await thread.run("ann", lambda _: threading.current_thread().name) == "store"
 
     asyncio.run(main())
 
@@ -54,12 +54,12 @@ def test_errors_reach_the_caller_and_the_thread_goes_on(thread):
 
     async def main():
         with pytest.raises(NotFound, match="'r'"):
-            await thread.run(responses.measure, "ann", "r", 2.0)
+            await thread.run("ann", responses.measure, "ann", "r", 2.0)
         with pytest.raises(ZeroDivisionError):
-            await thread.run(fail)
+            await thread.run("ann", fail)
         with pytest.raises(StoreError, match=r"the store failed: no such table: x \(SQLITE_ERROR\)"):
-            await thread.run(lambda store: store.execute("SELECT * FROM x"))
-        assert await thread.run(lambda _: "fine") == "fine"
+            await thread.run("ann", lambda store: store.execute("SELECT * FROM x"))
+        assert await thread.run("ann", lambda _: "fine") == "fine"
         assert thread.num_calls == 0
 
     asyncio.run(main())
@@ -68,14 +68,37 @@ def test_errors_reach_the_caller_and_the_thread_goes_on(thread):
 def test_more_calls_than_the_limit_are_refused_and_a_place_is_free_at_once(thread):
     async def main():
         gate = Gate()
-        tasks = [asyncio.ensure_future(thread.run(gate)), *(asyncio.ensure_future(thread.run(str)) for _ in range(2))]
+        tasks = [
+            asyncio.ensure_future(thread.run("ann", gate)),
+            *(asyncio.ensure_future(thread.run("ann", str)) for _ in range(2)),
+        ]
         await asyncio.to_thread(gate.runs.wait, 60)
-        with pytest.raises(StoreBusy, match="3 calls wait for the store, which is the limit"):
-            await thread.run(str)
+        with pytest.raises(StoreBusy, match="the store: 3 calls of this owner wait, which is its limit at the moment"):
+            await thread.run("ann", str)
         gate.opens.set()
         assert (await asyncio.gather(*tasks))[0] == "through"
         for _ in range(100):
-            await asyncio.gather(*(thread.run(str) for _ in range(3)))
+            await asyncio.gather(*(thread.run("ann", str) for _ in range(3)))
+
+    asyncio.run(main())
+
+
+def test_an_owner_with_many_calls_delays_another_s_by_one_and_refuses_none(thread):
+    async def main():
+        gate, order = Gate(), []
+
+        def call(owner):
+            return asyncio.ensure_future(thread.run(owner, lambda _: order.append(owner)))
+
+        running = asyncio.ensure_future(thread.run("ann", gate))
+        await asyncio.to_thread(gate.runs.wait, 60)
+        calls = [call(owner) for owner in ("ann", "ann", "bob", "cid")]
+        await asyncio.sleep(0)
+        with pytest.raises(StoreBusy, match="3 calls of this owner"):
+            await thread.run("ann", str)
+        gate.opens.set()
+        await asyncio.gather(running, *calls)
+        assert order == ["ann", "bob", "cid", "ann"]
 
     asyncio.run(main())
 
@@ -83,9 +106,9 @@ def test_more_calls_than_the_limit_are_refused_and_a_place_is_free_at_once(threa
 def test_a_cancelled_call_is_not_begun_and_leaves_its_place(thread):
     async def main():
         gate = Gate()
-        running = asyncio.ensure_future(thread.run(gate))
+        running = asyncio.ensure_future(thread.run("ann", gate))
         await asyncio.to_thread(gate.runs.wait, 60)
-        waiting = [asyncio.ensure_future(thread.run(responses.add, response(f"r{i}"))) for i in range(2)]
+        waiting = [asyncio.ensure_future(thread.run("ann", responses.add, response(f"r{i}"))) for i in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         running.cancel()
@@ -93,8 +116,8 @@ def test_a_cancelled_call_is_not_begun_and_leaves_its_place(thread):
         assert thread.num_calls == 3, "it holds its place until the thread has seen that it was cancelled"
         gate.opens.set()
         await waiting[1]
-        assert await thread.run(responses.get_status, "ann", "r0", 2.0) is None
-        assert await thread.run(responses.get_status, "ann", "r1", 2.0) == "queued"
+        assert await thread.run("ann", responses.get_status, "ann", "r0", 2.0) is None
+        assert await thread.run("ann", responses.get_status, "ann", "r1", 2.0) == "queued"
 
     asyncio.run(main())
     assert thread.num_calls == 0
@@ -106,8 +129,8 @@ def test_closing_does_what_waits_and_takes_no_more(tmp_path):
     async def main():
         gate = Gate()
         tasks = [
-            asyncio.ensure_future(thread.run(gate)),
-            asyncio.ensure_future(thread.run(responses.add, response("r"))),
+            asyncio.ensure_future(thread.run("ann", gate)),
+            asyncio.ensure_future(thread.run("ann", responses.add, response("r"))),
         ]
         await asyncio.to_thread(gate.runs.wait, 60)
         closing = asyncio.ensure_future(asyncio.to_thread(thread.close))
@@ -115,7 +138,7 @@ def test_closing_does_what_waits_and_takes_no_more(tmp_path):
         assert await closing
         await asyncio.gather(*tasks)
         with pytest.raises(StoreClosed):
-            await thread.run(str)
+            await thread.run("ann", str)
 
     asyncio.run(main())
     assert thread.close(), "a second time"
@@ -129,7 +152,7 @@ def test_closing_gives_up_on_a_disk_that_does_not_answer(tmp_path, monkeypatch):
 
     async def main():
         gate = Gate()
-        task = asyncio.ensure_future(thread.run(gate))
+        task = asyncio.ensure_future(thread.run("ann", gate))
         await asyncio.to_thread(gate.runs.wait, 60)
         assert not thread.close()
         gate.opens.set()
@@ -146,8 +169,8 @@ def test_a_store_that_others_keep_is_busy_and_nothing_was_done(tmp_path, monkeyp
     async def main():
         with closing(connect(tmp_path)) as other:
             with database.writing(other), pytest.raises(StoreBusy, match="SQLITE_BUSY"):
-                await thread.run(responses.add, response("r"))
-            await thread.run(responses.add, response("r"))
+                await thread.run("ann", responses.add, response("r"))
+            await thread.run("ann", responses.add, response("r"))
 
     asyncio.run(main())
     assert thread.close()

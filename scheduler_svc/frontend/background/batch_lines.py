@@ -120,7 +120,9 @@ class BatchLines:
         batch = self._batch
         asked = {"first": first, "last": last}
         return set(
-            await self._tools.store.ask(batch_results.lines_done, batch.owner, batch.batch_id, time.time(), **asked)
+            await self._tools.store.ask(
+                batch.owner, batch_results.lines_done, batch.owner, batch.batch_id, time.time(), **asked
+            )
         )
 
     async def _begin(self, line: InputLine) -> None:
@@ -132,7 +134,9 @@ class BatchLines:
             self._has_rested.clear()
             await self._has_rested.wait()
         size = len(line.data or b"")
-        request = await self._tools.reader.long_work(size, lambda: read_line(line.data, self._batch.endpoint))
+        request = await self._tools.reader.long_work(
+            self._batch.owner, size, lambda: read_line(line.data, self._batch.endpoint)
+        )
         ready = await self._ready(line.number, request)
         if isinstance(ready, LineResponse):
             self._add(answered(self._batch.batch_id, line.number, request.custom_id, ready))
@@ -210,16 +214,22 @@ class BatchLines:
     async def _write(self) -> None:
         results, progress = self._results.take()
         batch = self._batch
-        try:
-            await self._tools.store.ask(
-                batch_results.add_results,
-                batch.owner,
-                batch.batch_id,
-                time.time(),
-                results,
-                progress=progress,
-                limit_bytes=self._tools.limit_bytes,
-            )
-        except QuotaExceeded as error:
-            raise CannotGoOn("insufficient_quota", f"{error}. What is deleted gives room for another batch.") from error
+        while True:
+            try:
+                await self._tools.store.ask(
+                    batch.owner,
+                    batch_results.add_results,
+                    batch.owner,
+                    batch.batch_id,
+                    time.time(),
+                    results,
+                    progress=progress,
+                    limit_bytes=self._tools.limit_bytes,
+                )
+                break
+            except QuotaExceeded as error:
+                if not error.is_passing:
+                    message = f"{error}. What is deleted gives room for another batch."
+                    raise CannotGoOn("insufficient_quota", message) from error
+            await asyncio.sleep(self._tools.retry_s)
         self._has_written.set()

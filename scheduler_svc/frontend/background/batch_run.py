@@ -28,6 +28,7 @@ class BatchRun:
 
     def __init__(self, tools: BatchTools, owner: str, batch_id: str) -> None:
         self._tools = tools
+        self._owner = owner
         self._name = owner, batch_id
         self._is_cancelled = asyncio.Event()
 
@@ -83,7 +84,7 @@ class BatchRun:
             async for lines in input_lines(self._tools.store, batch, START):
                 if self._is_cancelled.is_set():
                     return
-                await self._tools.reader.long_work(_size(lines), partial(check.add, lines))
+                await self._tools.reader.long_work(self._owner, _size(lines), partial(check.add, lines))
                 if check.is_over:
                     break
             errors = check.end()
@@ -93,9 +94,9 @@ class BatchRun:
             errors = [BatchError("file_not_found", "The input file is gone.", "input_file_id")]
         if errors:
             log.info("batch refused", batch=batch.batch_id, errors=len(errors), first=errors[0].message)
-            await self._tools.store.ask(batches.fail, *self._name, time.time(), errors=errors_json(errors))
+            await self._tools.store.ask(self._owner, batches.fail, *self._name, time.time(), errors=errors_json(errors))
         else:
-            await self._tools.store.ask(batches.start, *self._name, time.time(), total=check.num_lines)
+            await self._tools.store.ask(self._owner, batches.start, *self._name, time.time(), total=check.num_lines)
 
     # --- in progress ---
 
@@ -140,8 +141,9 @@ class BatchRun:
 
     async def _expire_lines(self, batch: StoredBatch, lines: list[InputLine]) -> None:
         """Lines that have a result keep it."""
-        results = await self._tools.reader.long_work(_size(lines), partial(_expired, batch, lines))
+        results = await self._tools.reader.long_work(self._owner, _size(lines), partial(_expired, batch, lines))
         await self._tools.store.ask(
+            self._owner,
             batch_results.add_results,
             *self._name,
             time.time(),
@@ -152,7 +154,9 @@ class BatchRun:
 
     async def _end_as(self, end: BatchEnd, errors: list[BatchError] | None = None) -> None:
         told = errors_json(errors) if errors else b""
-        await self._tools.store.ask(batches.begin_finalizing, *self._name, time.time(), ends_as=end, errors=told)
+        await self._tools.store.ask(
+            self._owner, batches.begin_finalizing, *self._name, time.time(), ends_as=end, errors=told
+        )
 
     # --- finalizing, cancelling ---
 
@@ -161,10 +165,12 @@ class BatchRun:
         is_more = True
         while is_more:
             file_ids = {"output_file_id": new_file_id(), "error_file_id": new_file_id()}
-            is_more = await self._tools.store.ask(batch_results.finalize, *self._name, time.time(), **file_ids)
+            is_more = await self._tools.store.ask(
+                self._owner, batch_results.finalize, *self._name, time.time(), **file_ids
+            )
 
     async def _batch(self) -> StoredBatch:
-        return await self._tools.store.ask(batches.get, *self._name, time.time())
+        return await self._tools.store.ask(self._owner, batches.get, *self._name, time.time())
 
 
 def _size(lines: list[InputLine]) -> int:

@@ -12,6 +12,7 @@ from scheduler_svc.frontend.background.batch_tools import BatchTools
 from scheduler_svc.frontend.background.line_share import LineShare
 from scheduler_svc.store import batches
 from scheduler_svc.store.records import StoredBatch
+from scheduler_svc.store.store_thread import SERVICE
 
 RUNS_OF_OWNER = 4  # at once
 CHECKS_OF_OWNER = 1  # at once, of batches that have not run: one of 50,000 lines takes some MB meanwhile
@@ -132,7 +133,7 @@ class Batches:
             page: list[StoredBatch] = []
             last: StoredBatch | None = None
             while last is None or len(page) == PAGE:
-                page = await self._tools.store.ask(batches.open_batches, time.time(), after=last, limit=PAGE)
+                page = await self._tools.store.ask(SERVICE, batches.open_batches, time.time(), after=last, limit=PAGE)
                 for batch in page:
                     self._take(batch)
                 if not page:

@@ -30,12 +30,16 @@ class PatientStore:
         self._retry_s = retry_s
 
     async def ask(
-        self, function: Callable[Concatenate[Connection, P], Result], *args: P.args, **kwargs: P.kwargs
+        self, owner: str, function: Callable[Concatenate[Connection, P], Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> Result:
-        """What the store answers, as soon as it does. Raises what the function raises, but no StoreError."""
+        """What the store answers, as soon as it does. Raises what the function raises, but no StoreError.
+
+        Args:
+            owner: as in `StoreThread.run`.
+        """
         while True:
             try:
-                return await self._thread.run(function, *args, **kwargs)
+                return await self._thread.run(owner, function, *args, **kwargs)
             except StoreError as error:
                 failures.happened(reason=str(error), retry_in_s=self._retry_s)
                 await asyncio.sleep(self._retry_s)

@@ -21,7 +21,7 @@ from scheduler_svc.store import responses
 from scheduler_svc.store.database import data_version
 from scheduler_svc.store.errors import NotFound
 from scheduler_svc.store.records import OpenResponse
-from scheduler_svc.store.store_thread import StoreThread
+from scheduler_svc.store.store_thread import SERVICE, StoreThread
 
 RESCAN_S = 5.0  # between two looks at the store, for what a frontend could not tell
 PAGE = 100
@@ -114,7 +114,7 @@ class Worker:
                     return
                 if place is not None:
                     place.is_cancelled = True  # it may be on its way out of the store, where it was open a moment ago
-                await self._patient.ask(responses.cancel, owner, response_id, time.time())
+                await self._patient.ask(owner, responses.cancel, owner, response_id, time.time())
 
     async def running(self, owner: str, response_id: str, wait_s: float) -> ResponseRun | None:
         """A response that runs, or does within so long; None if it does not."""
@@ -130,7 +130,7 @@ class Worker:
         """Take up what is open there: what an earlier worker has left, and what this one was not told of."""
         seen, is_first = -1, True
         while True:
-            version = await self._patient.ask(data_version)
+            version = await self._patient.ask(SERVICE, data_version)
             if version != seen:
                 num = await self._take_up()
                 if is_first and num:
@@ -146,7 +146,7 @@ class Worker:
         page: list[OpenResponse] = []
         while not found or len(page) == PAGE:
             last = page[-1] if page else None
-            page = await self._patient.ask(responses.open_background, time.time(), after=last, limit=PAGE)
+            page = await self._patient.ask(SERVICE, responses.open_background, time.time(), after=last, limit=PAGE)
             for record in page:
                 found.add((record.owner, record.response_id))
                 self.start(record.owner, record.response_id)
@@ -198,7 +198,7 @@ class Worker:
         Raises:
             BatonError: another version of Baton has written what is to be done.
         """
-        encoded = await self._patient.ask(responses.begin, *name, time.time())
+        encoded = await self._patient.ask(name[0], responses.begin, *name, time.time())
         if not encoded or place.is_cancelled:
             return ""
         work = BackgroundWork.decode(encoded)
@@ -220,6 +220,7 @@ class Worker:
     async def _keep(self, name: Name, outcome: Outcome, tokens: bytes) -> None:
         """Write what a response has come to."""
         await self._patient.ask(
+            name[0],
             responses.finish,
             *name,
             time.time(),

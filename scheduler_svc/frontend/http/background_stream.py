@@ -31,14 +31,14 @@ class Streaming(NamedTuple):
     """What a frontend's streams of responses in the background have in common.
 
     Attributes:
-        long_work: does work of some size where it holds nothing up.
+        long_work: does an owner's work of some size where it holds nothing up.
         readers: those of each response.
     """
 
     store: ResponseStore
     worker: WorkerLink
     tokenizer: Tokenizer
-    long_work: Callable[[int, Callable[[], list[bytes] | None]], Awaitable[list[bytes] | None]]
+    long_work: Callable[[str, int, Callable[[], list[bytes] | None]], Awaitable[list[bytes] | None]]
     readers: Readers
 
 
@@ -189,7 +189,7 @@ class BackgroundStream(Response):
 
     async def _next(self, steps: Iterator[list[bytes]], size: int) -> list[bytes] | None:
         """The next step, where it holds up nothing; None after the last one."""
-        return await self._shared.long_work(size, lambda: next(steps, None))
+        return await self._shared.long_work(self._name[0], size, lambda: next(steps, None))
 
 
 def _tokens(data: bytes) -> TokenRecord:

@@ -35,7 +35,7 @@ class BatchesApi:
         self._parts: tuple[BatchStore, FileStore, WorkerLink] | None = None
         if storage is not None:
             parts = storage.thread, storage.options
-            self._parts = BatchStore(*parts), FileStore(*parts), storage.worker
+            self._parts = BatchStore(*parts), FileStore(*parts, storage.sweeper), storage.worker
         self._allow_unknown = allow_unknown
         self.router = APIRouter()
         self.router.post(BATCHES_PATH, response_model=None)(self.create)

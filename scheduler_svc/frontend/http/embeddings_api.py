@@ -52,7 +52,9 @@ class EmbeddingsApi:
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, EmbeddingRequest, client_of(request), self._model.names)
             state = task_state(self._link, "embed")
-            pooled = await self._long_work.run(len(raw), lambda: tokenize_embedding(body, tokenizer, state))
+            pooled = await self._long_work.run(
+                client_of(request).name, len(raw), lambda: tokenize_embedding(body, tokenizer, state)
+            )
         is_base64 = body.encoding_format == "base64"
         writer = EmbeddingWriter(body.dimensions, tokenizer.hidden_size, is_base64=is_base64, normalize=body.normalize)
         return pooled, writer

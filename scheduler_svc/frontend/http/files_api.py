@@ -22,7 +22,8 @@ from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.store.records import StoredFile
 
 _, FILES_PATH = UPLOAD
-MAX_PAGE = 10_000
+MAX_LIMIT = 10_000  # that a client may ask for, as in OpenAI's API
+PAGE = 500  # files that it gets, at most: to write 10,000 takes the event loop for 0.1 s
 MAX_FIELDS = 16
 MAX_FIELD_BYTES = 1024
 BYTES = "application/octet-stream"
@@ -39,7 +40,7 @@ class FilesApi:
     """
 
     def __init__(self, storage: Storage | None) -> None:
-        self._files = None if storage is None else FileStore(storage.thread, storage.options)
+        self._files = None if storage is None else FileStore(storage.thread, storage.options, storage.sweeper)
         self.router = APIRouter()
         self.router.post(FILES_PATH, response_model=None)(self.upload)
         self.router.get(FILES_PATH, response_model=None)(self.page)
@@ -65,11 +66,13 @@ class FilesApi:
         self,
         request: Request,
         after: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = MAX_LIMIT,
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> Response:
-        """Some of the client's files."""
+        """Some of the client's files. Fewer than were asked for if these are more than `PAGE`: `has_more` says so, and
+        clients ask for the next page."""
+        limit = min(limit, PAGE)
         owner = client_of(request).name
         found = await self._store.page(owner, after=after, limit=limit + 1, order=order, purpose=purpose)
         page = [FileObject.of(file) for file in found[:limit]]

@@ -98,7 +98,9 @@ class RerankApi:
             body = await self._reader.parse(raw, RerankRequest, client_of(request), self._model.names)
             state = task_state(self._link, "score")
             size = work_of(len(raw), body, [body.query], body.documents)
-            pooled = await self._long_work.run(size, lambda: tokenize_rerank(body, self._model, state))
+            pooled = await self._long_work.run(
+                client_of(request).name, size, lambda: tokenize_rerank(body, self._model, state)
+            )
         return pooled, Shown.of(body)
 
     async def _read_score(self, request: Request) -> PooledRequest:
@@ -106,7 +108,9 @@ class RerankApi:
             body = await self._reader.parse(raw, ScoreRequest, client_of(request), self._model.names)
             state = task_state(self._link, "score")
             size = work_of(len(raw), body, body.text_1, body.text_2)
-            return await self._long_work.run(size, lambda: tokenize_score(body, self._model, state))
+            return await self._long_work.run(
+                client_of(request).name, size, lambda: tokenize_score(body, self._model, state)
+            )
 
     async def _answer(
         self, request: Request, pooled: PooledRequest, write: Callable[[PooledAnswer, Margins], Struct]

@@ -152,7 +152,7 @@ class ResponsesApi:
             first, last = (ids[0], ids[-1]) if ids else (None, None)
             return msgspec.json.encode(InputItems(items, first, last, has_more=has_more))
 
-        return _json(response_id, msgspec.Raw(await self._reader.long_work(num_bytes, work)))
+        return _json(response_id, msgspec.Raw(await self._reader.long_work(owner, num_bytes, work)))
 
     async def _read(self, request: Request) -> ReadyResponse:
         """A request made ready. Its body ends here, long before the answer does."""

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.http.json_body import read_body
+from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
@@ -62,4 +63,6 @@ class TokenizeApi:
                     check_model(body.model, self._served)
                 return to_json(work(body))
 
-            return Response(await self._long_work.run(len(raw), whole_work), media_type="application/json")
+            return Response(
+                await self._long_work.run(client_of(request).name, len(raw), whole_work), media_type="application/json"
+            )

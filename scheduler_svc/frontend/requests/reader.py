@@ -74,7 +74,7 @@ class RequestReader:
             check_model(of_model.model, served)
             return parsed
 
-        body, ignored = await self._long_work.run(len(raw), work)
+        body, ignored = await self._long_work.run(client.name, len(raw), work)
         self._ignored.log(client.name, ignored)
         for name in ignored:
             self._link.counts.ignored(place_of(name))
@@ -96,11 +96,11 @@ class RequestReader:
             size: of what is tokenized, in characters or so.
         """
         max_model_len = self._link.fleet.max_model_len
-        tokenized = await self._long_work.run(size, lambda: tokenize(body, self.tokenizer, max_model_len))
+        tokenized = await self._long_work.run(client.name, size, lambda: tokenize(body, self.tokenizer, max_model_len))
         if (asked := tokenized.grammar) is None:
             return tokenized
         return tokenized.compiled(await self._grammars.compile(asked.spec, asked.param, client.name))
 
-    async def long_work(self, size: int, work: Callable[[], Result]) -> Result:
+    async def long_work(self, owner: str, size: int, work: Callable[[], Result]) -> Result:
         """Do other work on something of this size where it holds nothing up."""
-        return await self._long_work.run(size, work)
+        return await self._long_work.run(owner, size, work)

@@ -1,8 +1,10 @@
 """Texts and conversations to token ids and back, as clients ask for it beside any generation; vLLM's shapes."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 from pydantic import BeforeValidator, Field, SkipValidation, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -11,12 +13,14 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.fields import FirstError, TemplateVariables
-from scheduler_svc.frontend.requests.limits import check_characters, check_token_ids
+from scheduler_svc.frontend.requests.limits import MAX_ECHOED_BYTES, check_characters, check_token_ids
 from scheduler_svc.frontend.requests.messages import ChatMessage
 from scheduler_svc.frontend.requests.schemas import ChatRequest
 from scheduler_svc.frontend.requests.strict import Strict
 from scheduler_svc.frontend.requests.tools import MAX_TOOLS, Tool
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+
+TOKENS_AT_ONCE = 4096  # that become text in one call: a ms
 
 
 def _token_ids(value: Any) -> Any:
@@ -94,10 +98,20 @@ def tokenize(body: TokenizeRequest, tokenizer: Tokenizer, style: ChatStyle, max_
 
 
 def detokenize(body: DetokenizeRequest, tokenizer: Tokenizer) -> Detokenized:
-    """Their text. Raises ApiError for a token that the model does not have."""
+    """Their text. Raises ApiError for a token that the model does not have, and for a text of more than
+    `MAX_ECHOED_BYTES`."""
     check_token_ids("tokens", body.tokens, tokenizer.vocab_size)
-    table = tokenizer.all_token_bytes
-    return Detokenized(b"".join([table.get(token, b"") for token in body.tokens]).decode(errors="replace"))
+    size = int(tokenizer.token_lengths[np.asarray(body.tokens, np.int64)].sum(dtype=np.int64))
+    if size > MAX_ECHOED_BYTES:
+        message = f"The text of these tokens has {size} bytes; {MAX_ECHOED_BYTES} are allowed: ask for fewer at once."
+        raise ApiError(400, message, code="invalid_value", param="tokens")
+    table, decoder = tokenizer.all_token_bytes, codecs.getincrementaldecoder("utf-8")("replace")
+    # In pieces: to decode megabytes in one call would let no other thread have a turn.
+    texts = [
+        decoder.decode(b"".join([table.get(token, b"") for token in body.tokens[start : start + TOKENS_AT_ONCE]]))
+        for start in range(0, len(body.tokens), TOKENS_AT_ONCE)
+    ]
+    return Detokenized("".join(texts) + decoder.decode(b"", final=True))
 
 
 def _strings(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:

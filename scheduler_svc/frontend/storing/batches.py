@@ -65,7 +65,7 @@ class BatchStore:
         with as_api_errors():
             limits = {"limit_bytes": self._options.limit_bytes, "max_open": MAX_OPEN_BATCHES}
             try:
-                await self._thread.run(batches.add, batch, **limits)
+                await self._thread.run(owner, batches.add, batch, **limits)
             except TooManyOpen as error:
                 raise ApiError(429, f"{error}.", code="too_many_batches", retry=True) from error
         return batch
@@ -73,19 +73,19 @@ class BatchStore:
     async def get(self, owner: str, batch_id: str) -> StoredBatch:
         """A batch."""
         with as_api_errors("batch_id"):
-            return await self._thread.run(batches.get, owner, batch_id, time.time())
+            return await self._thread.run(owner, batches.get, owner, batch_id, time.time())
 
     async def page(self, owner: str, *, after: str | None, limit: int) -> list[StoredBatch]:
         """Some of an owner's batches, the youngest first."""
         with as_api_errors("after"):
-            return await self._thread.run(batches.list_batches, owner, time.time(), after=after, limit=limit)
+            return await self._thread.run(owner, batches.list_batches, owner, time.time(), after=after, limit=limit)
 
     async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
         """A batch takes no more lines. Raises ApiError (409) for one that has ended otherwise, or is about to."""
         with as_api_errors("batch_id"):
             try:
-                return await self._thread.run(batches.cancel, owner, batch_id, time.time())
+                return await self._thread.run(owner, batches.cancel, owner, batch_id, time.time())
             except Conflict as conflict:
-                status = (await self._thread.run(batches.get, owner, batch_id, time.time())).status
+                status = (await self._thread.run(owner, batches.get, owner, batch_id, time.time())).status
                 message = f"The batch '{batch_id}' is {status}, and cannot be cancelled."
                 raise ApiError(409, message, code="batch_ended", param="batch_id") from conflict

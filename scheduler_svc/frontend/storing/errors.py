@@ -12,6 +12,12 @@ _NOT_FOUND = {"response": "response_not_found", "file": "file_not_found", "batch
 log = get_logger(__name__)
 
 
+def quota_exceeded(error: QuotaExceeded) -> ApiError:
+    """The error (429) for what an owner has no room for. Room comes by waiting only if something was deleted."""
+    more = "What was deleted is about to give room" if error.is_passing else "What is deleted gives room"
+    return ApiError(429, f"{error}. {more} again.", code="insufficient_quota", retry=error.is_passing)
+
+
 @contextmanager
 def as_api_errors(param: str | None = None) -> Iterator[None]:
     """Raise ApiError for errors of the store.
@@ -25,8 +31,7 @@ def as_api_errors(param: str | None = None) -> Iterator[None]:
         message = f"There is no {error.kind} '{error.record_id[:64]}' here, or none any more."
         raise ApiError(404, message, code=_NOT_FOUND[error.kind], param=param) from error
     except QuotaExceeded as error:
-        message = f"{error}. What is deleted gives room again."
-        raise ApiError(429, message, code="insufficient_quota") from error
+        raise quota_exceeded(error) from error
     except ChainTooLong as error:
         raise ApiError(400, f"The conversation is too long: {error}.", code="invalid_value", param=param) from error
     except StoreBusy as error:

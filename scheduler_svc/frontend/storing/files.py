@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from scheduler_svc.frontend.storing.disk import check_disk
 from scheduler_svc.frontend.storing.errors import as_api_errors
+from scheduler_svc.frontend.storing.sweeping import Sweeper
 from scheduler_svc.store import files
 from scheduler_svc.store.errors import NotFound
 from scheduler_svc.store.records import Order, StoredFile
@@ -23,9 +24,10 @@ class FileStore:
     what the disk has no room for, (503) if the store has too much to do, (500) if it fails.
     """
 
-    def __init__(self, thread: StoreThread, options: StoreOptions) -> None:
+    def __init__(self, thread: StoreThread, options: StoreOptions, sweeper: Sweeper) -> None:
         self._thread = thread
         self._options = options
+        self._sweeper = sweeper
 
     async def begin(self, owner: str, filename: str) -> "Upload":
         """A new file, which nobody finds until it is finished."""
@@ -34,13 +36,13 @@ class FileStore:
         now = time.time()
         record = StoredFile(owner, file_id, filename, UNKNOWN_PURPOSE, 0, now, None)
         with as_api_errors():
-            await self._thread.run(files.begin, record, limit_bytes=self._options.limit_bytes)
-        return Upload(self._thread, self._options, owner, file_id, now)
+            await self._thread.run(owner, files.begin, record, limit_bytes=self._options.limit_bytes)
+        return Upload(self._thread, self._options, self._sweeper, (owner, file_id), now)
 
     async def get(self, owner: str, file_id: str, *, param: str = "file_id") -> StoredFile:
         """A file, without its content."""
         with as_api_errors(param):
-            return await self._thread.run(files.get, owner, file_id, time.time())
+            return await self._thread.run(owner, files.get, owner, file_id, time.time())
 
     async def page(
         self, owner: str, *, after: str | None, limit: int, order: Order, purpose: str | None
@@ -48,7 +50,7 @@ class FileStore:
         """Some of an owner's files."""
         asked = {"after": after, "limit": limit, "order": order, "purpose": purpose}
         with as_api_errors("after"):
-            return await self._thread.run(files.list_files, owner, time.time(), **asked)  # type: ignore[arg-type]
+            return await self._thread.run(owner, files.list_files, owner, time.time(), **asked)  # type: ignore[arg-type]
 
     async def content(self, file: StoredFile) -> AsyncIterator[bytes]:
         """A file's bytes, a chunk at a time."""
@@ -56,7 +58,7 @@ class FileStore:
         while offset < file.num_bytes:
             with as_api_errors("file_id"):
                 chunk = await self._thread.run(
-                    files.read, file.owner, file.file_id, time.time(), offset=offset, limit=CHUNK_BYTES
+                    file.owner, files.read, file.owner, file.file_id, time.time(), offset=offset, limit=CHUNK_BYTES
                 )
             offset += len(chunk)
             yield chunk
@@ -64,16 +66,24 @@ class FileStore:
     async def delete(self, owner: str, file_id: str) -> None:
         """Forget a file."""
         with as_api_errors("file_id"):
-            await self._thread.run(files.delete, owner, file_id, time.time())
+            await self._thread.run(owner, files.delete, owner, file_id, time.time())
+        self._sweeper.wake()
 
 
 class Upload:
-    """A file while its bytes come. Either `finish` or `abandon` is to be called."""
+    """A file while its bytes come. Either `finish` or `abandon` is to be called.
 
-    def __init__(self, thread: StoreThread, options: StoreOptions, owner: str, file_id: str, begun_at: float) -> None:
+    Args:
+        name: owner and id.
+    """
+
+    def __init__(
+        self, thread: StoreThread, options: StoreOptions, sweeper: Sweeper, name: tuple[str, str], begun_at: float
+    ) -> None:
         self._thread = thread
         self._options = options
-        self._name = owner, file_id
+        self._sweeper = sweeper
+        self._name = name
         self._begun_at = begun_at
         self._pieces: list[bytes] = []
         self._num_waiting = 0
@@ -95,16 +105,17 @@ class Upload:
         keep_s = min(expires_after_s or self._options.retention_s, self._options.retention_s)
         facts = {"purpose": purpose, "keep_until": self._begun_at + keep_s}
         with as_api_errors():
-            return await self._thread.run(files.finish, *self._name, time.time(), **facts)  # type: ignore[arg-type]
+            return await self._thread.run(self._name[0], files.finish, *self._name, time.time(), **facts)  # type: ignore[arg-type]
 
     async def abandon(self) -> None:
         """Forget what has come."""
         self._pieces.clear()
         with as_api_errors():
             try:
-                await self._thread.run(files.delete, *self._name, time.time())
+                await self._thread.run(self._name[0], files.delete, *self._name, time.time())
             except NotFound:
                 return  # it was never begun, or a sweep was faster
+        self._sweeper.wake()
 
     async def _write(self) -> None:
         check_room(self._options)
@@ -113,7 +124,7 @@ class Upload:
             chunk = data[start : start + CHUNK_BYTES]
             limit = self._options.limit_bytes
             with as_api_errors():
-                await self._thread.run(files.append, *self._name, time.time(), chunk, limit_bytes=limit)
+                await self._thread.run(self._name[0], files.append, *self._name, time.time(), chunk, limit_bytes=limit)
 
 
 def check_room(options: StoreOptions) -> None:

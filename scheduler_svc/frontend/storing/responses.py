@@ -59,15 +59,12 @@ class ResponseStore:
             check_disk(self._options.folder)
         if limit := self._options.limit_bytes:
             with as_api_errors():
-                used = await self._thread.run(quotas.used_bytes, owner)
-            if used >= limit:
-                message = f"{used} of {limit} stored bytes are in use. What is deleted gives room again."
-                raise ApiError(429, message, code="insufficient_quota")
+                await self._thread.run(owner, quotas.check_quota, owner, 1, limit)
 
     async def check_open(self, owner: str) -> None:
         """Raise ApiError (429) if as many of the owner's responses are open in the background as may be."""
         with as_api_errors():
-            num_open = await self._thread.run(responses.count_open, owner, time.time())
+            num_open = await self._thread.run(owner, responses.count_open, owner, time.time())
         if num_open >= MAX_OPEN:
             message = f"{num_open} responses in the background have not ended, the limit is {MAX_OPEN}."
             raise ApiError(429, message, code="too_many_requests", retry=True)
@@ -81,7 +78,7 @@ class ResponseStore:
         while True:
             try:
                 with as_api_errors():
-                    await self._thread.run(responses.add, record)
+                    await self._thread.run(owner, responses.add, record)
             except ApiError as error:
                 if error.status != BUSY or time.monotonic() > give_up_at:
                     raise
@@ -97,39 +94,39 @@ class ResponseStore:
         """
         record = replace(self._record(owner, asked, "queued"), is_background=True, work=work)
         with as_api_errors():
-            await self._thread.run(responses.add, record, limit_bytes=self._options.limit_bytes)
+            await self._thread.run(owner, responses.add, record, limit_bytes=self._options.limit_bytes)
 
     async def answer(self, owner: str, response_id: str) -> "StoredAnswer":
         """A response as it stands, of which nothing is read yet."""
         with as_api_errors("response_id"):
-            sizes = await self._thread.run(responses.measure, owner, response_id, time.time())
+            sizes = await self._thread.run(owner, responses.measure, owner, response_id, time.time())
         return StoredAnswer(self, owner, response_id, sizes)
 
     async def input_bytes(self, owner: str, response_id: str) -> int:
         """How many bytes a response's input items have."""
         with as_api_errors("response_id"):
-            return await self._thread.run(responses.measure_input, owner, response_id, time.time())
+            return await self._thread.run(owner, responses.measure_input, owner, response_id, time.time())
 
     async def read(self, owner: str, response_id: str, cuts: Sequence[Cut]) -> list[bytes]:
         """Bytes of what a response has, those of each cut."""
         with as_api_errors("response_id"):
-            return await self._thread.run(responses.read, owner, response_id, time.time(), cuts)
+            return await self._thread.run(owner, responses.read, owner, response_id, time.time(), cuts)
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Forget a response."""
         with as_api_errors("response_id"):
-            await self._thread.run(responses.delete, owner, response_id, time.time())
+            await self._thread.run(owner, responses.delete, owner, response_id, time.time())
 
     async def cancel(self, owner: str, response_id: str) -> bool:
         """Cancel a response, if it is open. Returns whether it was."""
         with as_api_errors("response_id"):
-            return await self._thread.run(responses.cancel, owner, response_id, time.time())
+            return await self._thread.run(owner, responses.cancel, owner, response_id, time.time())
 
     async def conversation(self, owner: str, response_id: str) -> list[ChainLink]:
         """A response and all that came before it, oldest first. Raises ApiError (400) if one of them has no answer."""
         limits = {"max_responses": MAX_CHAIN_RESPONSES, "max_bytes": MAX_CHAIN_BYTES}
         with as_api_errors("previous_response_id"):
-            links = await self._thread.run(responses.chain, owner, response_id, time.time(), **limits)
+            links = await self._thread.run(owner, responses.chain, owner, response_id, time.time(), **limits)
         for link in links:
             if link.status not in ("completed", "incomplete"):
                 message = f"The response '{link.response_id}' is {link.status}, and has no answer to go on with."
@@ -156,7 +153,9 @@ class ResponseStore:
             raise ApiError(400, message, code="invalid_value", param="input")
         with as_api_errors("input"):
             try:
-                return await self._thread.run(responses.get_items, owner, [*names], time.time(), max_bytes=max_bytes)
+                return await self._thread.run(
+                    owner, responses.get_items, owner, [*names], time.time(), max_bytes=max_bytes
+                )
             except NotFound as error:
                 raise item_not_found(names[error.record_id]) from error
 

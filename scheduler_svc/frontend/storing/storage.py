@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from scheduler_svc.frontend.link.worker_link import WorkerLink
-from scheduler_svc.frontend.storing.sweeping import keep_swept
+from scheduler_svc.frontend.storing.sweeping import Sweeper
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
 
@@ -19,6 +19,7 @@ class Storage:
     thread: StoreThread
     options: StoreOptions
     worker: WorkerLink
+    sweeper: Sweeper
 
     @classmethod
     def open(cls, options: StoreOptions) -> Self | None:
@@ -26,16 +27,16 @@ class Storage:
         if options.folder is None:
             return None
         thread = StoreThread(options.folder, durable=options.durable)
-        return cls(thread, options, WorkerLink(options.folder))
+        return cls(thread, options, WorkerLink(options.folder), Sweeper(thread))
 
 
 @asynccontextmanager
 async def in_use(storage: Storage | None) -> AsyncIterator[None]:
-    """What is expired is deleted from time to time, and at the end what is waiting is done."""
+    """What has expired or was deleted leaves the disk, and at the end what is waiting is done."""
     if storage is None:
         yield
         return
-    sweeping = asyncio.create_task(keep_swept(storage.thread))
+    sweeping = asyncio.create_task(storage.sweeper.run())
     try:
         yield
     finally:

@@ -55,7 +55,7 @@ class Client:
         self.data = b""
         self.has_end = False
 
-        async def at_once(_size: int, work: Callable) -> object:
+        async def at_once(_owner: str, _size: int, work: Callable) -> object:
             return work()
 
         shared = Streaming(ResponseStore(store, StoreOptions()), link, TOKENIZER, at_once, Readers(1000))
@@ -199,11 +199,11 @@ async def test_a_response_that_never_ran_has_a_stream(tmp_path: Path, how: str, 
     store = StoreThread(tmp_path / "store")
     await keep(store)
     if how == "cancelled":
-        await store.run(responses.cancel, "", ID, time.time())
+        await store.run("", responses.cancel, "", ID, time.time())
     else:
         failed = Outcome.failed("server_error", "it cannot be run")
         parts = {"status": "failed", "output_items": failed.output, "tail": failed.tail, "tokens": b""}
-        await store.run(responses.finish, "", ID, time.time(), **parts)
+        await store.run("", responses.finish, "", ID, time.time(), **parts)
     front = WorkerLink(tmp_path / "store")
     events = await Client(front, store, after).read()
     assert [event["type"] for event in events] == [*OPENING, "response.failed"][after + 1 :]
@@ -260,7 +260,7 @@ async def test_a_response_that_is_deleted_ends_its_stream_with_a_numbered_error(
     front = WorkerLink(tmp_path / "store")
     client = Client(front, store)
     await until(lambda: client.types == OPENING[:2])
-    await store.run(responses.delete, "", ID, time.time())
+    await store.run("", responses.delete, "", ID, time.time())
     *_, error = await client.read()
     assert (error["type"], error["code"], error["sequence_number"]) == ("error", "response_not_found", 1)
     await front.close()

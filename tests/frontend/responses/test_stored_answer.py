@@ -32,7 +32,7 @@ def json_of(size: int) -> bytes:
 
 async def stored(thread: StoreThread, **facts) -> ResponseStore:
     record = response("resp_0", "ann", created_at=time.time(), expires_at=None, **facts)
-    await thread.run(responses.add, record)
+    await thread.run("ann", responses.add, record)
     return ResponseStore(thread, StoreOptions())
 
 
@@ -94,7 +94,7 @@ def test_one_that_ends_meanwhile_is_sent_as_it_was(thread):
         store = await stored(thread)
         answer = await store.answer("ann", "resp_0")
         end = {"status": "completed", "output_items": b"[2]", "tail": b'{"a":1}', "tokens": b""}
-        assert await thread.run(responses.finish, "ann", "resp_0", time.time(), **end)
+        assert await thread.run("ann", responses.finish, "ann", "resp_0", time.time(), **end)
         whole = b"".join([piece async for piece in answer.json()])
         assert whole == bytes(response_json(replace(response("resp_0")).head, "queued"))
 

@@ -86,11 +86,11 @@ async def keep(
     spec = replace(spec_of(), response_id=response_id)
     work = BackgroundWork(WORK_VERSION, spec, submit).encode() if work is None else work
     facts = {"is_background": True, "previous_id": None, "head": spec.head, "input_items": b"[]", "work": work}
-    await store.run(responses.add, StoredResponse(owner, response_id, "queued", time.time(), None, **facts))
+    await store.run(owner, responses.add, StoredResponse(owner, response_id, "queued", time.time(), None, **facts))
 
 
 async def stored(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
-    return await store.run(get_response, owner, response_id, time.time())
+    return await store.run(owner, get_response, owner, response_id, time.time())
 
 
 async def ended(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
@@ -195,7 +195,7 @@ async def test_cancelled_while_it_runs_and_while_the_core_is_away(tmp_path: Path
         assert record.status == "cancelled"
         assert text_of(record).startswith("one"), "what it has said is kept"
         assert core.cancels
-        await store.run(responses.delete, "", ID, time.time())
+        await store.run("", responses.delete, "", ID, time.time())
         await keep(store)
         core.stories.clear()
         core.script = silence
@@ -255,7 +255,7 @@ async def test_what_the_worker_was_not_told_of_is_found(tmp_path: Path):
         frontend = StoreThread(tmp_path / "store")
         await keep(frontend)
         await until(lambda: core.submits)
-        await frontend.run(responses.cancel, "", ID, time.time())
+        await frontend.run("", responses.cancel, "", ID, time.time())
         await until(lambda: core.cancels)
         assert (await stored(store)).status == "cancelled"
         frontend.close()
@@ -267,8 +267,8 @@ async def test_a_response_that_is_cancelled_while_it_begins_does_not_run(tmp_pat
         has_begun, goes_on = asyncio.Event(), asyncio.Event()
         ask = made._patient.ask
 
-        async def slow(function, *args, **kwargs):
-            answer = await ask(function, *args, **kwargs)
+        async def slow(owner, function, *args, **kwargs):
+            answer = await ask(owner, function, *args, **kwargs)
             if function is responses.begin:
                 has_begun.set()
                 await goes_on.wait()
@@ -362,7 +362,7 @@ async def test_a_fault_of_ours_ends_the_response_and_says_so(tmp_path: Path, mon
         await keep(store)
         made.start("", ID)
         assert (await ended(store)).status == "failed"
-        await store.run(responses.delete, "", ID, time.time())
+        await store.run("", responses.delete, "", ID, time.time())
         monkeypatch.setattr(worker, "ResponseRun", broken)
         await keep(store)
         made.start("", ID)

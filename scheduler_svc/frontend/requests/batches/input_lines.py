@@ -1,5 +1,7 @@
 """The input of a batch, cut into lines, and each line taken apart. Pure."""
 
+import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,6 +13,7 @@ MAX_LINES = 50_000  # as OpenAI has it
 MAX_LINE_BYTES = 8 * 2**20  # as long as a body may be
 MAX_CUSTOM_ID = 512
 BOM = b"\xef\xbb\xbf"
+_SOLID = re.compile(rb"\S")  # what no blank line has
 
 
 class InputLine(NamedTuple):
@@ -31,7 +34,8 @@ class InputLine(NamedTuple):
 
 
 class LineSplitter:
-    """Cuts bytes into lines, wherever the bytes themselves were cut. What is too long for a line is not kept.
+    """Cuts bytes into lines, wherever the bytes themselves were cut. What is too long for a line is not kept; a blank
+    line may be of any length.
 
     Args:
         start: offset of the first byte that will come, which begins a line.
@@ -45,25 +49,38 @@ class LineSplitter:
         self._max_bytes = max_line_bytes
         self._pieces: list[bytes] = []
         self._num_bytes = 0  # of the line that has begun
+        self._is_blank = True
 
-    def feed(self, data: bytes) -> list[InputLine]:
-        """The lines that end in these bytes."""
-        *ends, rest = data.split(b"\n")
-        lines = []
-        for end in ends:
-            self._add(end)
+    def feed(self, data: bytes) -> Iterator[InputLine]:
+        """The lines that end in these bytes, cut off one at a time as they are asked for; all of them are to be taken
+        before the next bytes come. Blank ones, of which there may be one in each byte, cost no step."""
+        at = 0
+        while (end := data.find(b"\n", at)) >= 0:
+            self._add(data[at:end])
             if (line := self._take(num_breaks=1)) is not None:
-                lines.append(line)
-        self._add(rest)
-        return lines
+                yield line
+            at = self._skip_blank(data, end + 1)
+        self._add(data[at:])
 
-    def end(self) -> list[InputLine]:
+    def end(self) -> Iterator[InputLine]:
         """The last line, if it has no line break."""
-        line = self._take(num_breaks=0) if self._num_bytes else None
-        return [] if line is None else [line]
+        if self._num_bytes and (line := self._take(num_breaks=0)) is not None:
+            yield line
+
+    def _skip_blank(self, data: bytes, start: int) -> int:
+        """Pass blank lines from the beginning of a line on. Returns where the first other line begins, or the last one
+        if its end is not in `data`."""
+        solid = _SOLID.search(data, start)
+        end = data.rfind(b"\n", start, solid.start() if solid else len(data)) + 1
+        if not end:
+            return start
+        self._start += end - start
+        self._place += data.count(b"\n", start, end)
+        return end
 
     def _add(self, piece: bytes) -> None:
         self._num_bytes += len(piece)
+        self._is_blank = self._is_blank and _SOLID.search(piece) is None
         if self._num_bytes <= self._max_bytes + 1:  # the line break may have two characters
             self._pieces.append(piece)
         else:
@@ -76,13 +93,16 @@ class LineSplitter:
         data: bytes | None = b"".join(self._pieces)
         if self._num_bytes > self._max_bytes + 1:
             data = None
-        self._pieces, self._num_bytes = [], 0
+        is_blank = self._is_blank
+        self._pieces, self._num_bytes, self._is_blank = [], 0, True
         if data is not None:
             data = data.removesuffix(b"\r")
-            data = data.removeprefix(BOM) if start == 0 else data
+            if start == 0 and data.startswith(BOM):
+                data = data[len(BOM) :]
+                is_blank = not data.strip()
             if len(data) > self._max_bytes:
                 data = None
-        if data is not None and not data.strip():
+        if is_blank:
             return None
         self._number += 1
         return InputLine(self._number - 1, self._place, start, self._start, data)

@@ -76,12 +76,12 @@ class ResponsePreparer:
         own = await self._own_items(body, client.name, MAX_CHAIN_BYTES - _size(before), hold)
         size += _size(before) + _size(own)
         items = [sized.item for sized in (*before, *own)]
-        chat = await self._reader.long_work(size, lambda: in_words_of(NAMES, lambda: chat_of(body, items)))
+        chat = await self._reader.long_work(client.name, size, lambda: in_words_of(NAMES, lambda: chat_of(body, items)))
         tokenized = await self._reader.tokenize(chat, self._tokenize, size, client)
         response_id = "resp_" + secrets.token_hex(12)
         tokenized = replace(tokenized, request_id=response_id, is_resumable=body.background)
         said = [sized.item for sized in own]
-        return await self._reader.long_work(size, lambda: self._assembled(body, chat, tokenized, said))
+        return await self._reader.long_work(client.name, size, lambda: self._assembled(body, chat, tokenized, said))
 
     def _tokenize(self, chat: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
         """As `tokenize_chat`, in the words of this API."""
@@ -121,7 +121,7 @@ class ResponsePreparer:
         if self._store is None:
             raise item_not_found(missing[0])
         links = await self._store.of_items(owner, missing, MAX_CHAIN_BYTES)
-        return await self._in_thread(links, lambda stored: resolved(body.input, stored, max_bytes), hold)
+        return await self._in_thread(owner, links, lambda stored: resolved(body.input, stored, max_bytes), hold)
 
     async def _before(self, body: ResponseRequest, owner: str, hold: Callable[[int], None]) -> list[SizedItem]:
         """The items of the conversation before this request."""
@@ -129,10 +129,11 @@ class ResponsePreparer:
             return []
         assert self._store is not None, "such a request was refused"
         links = await self._store.conversation(owner, body.previous_response_id)
-        return await self._in_thread(links, lambda stored: stored, hold)
+        return await self._in_thread(owner, links, lambda stored: stored, hold)
 
     async def _in_thread(
         self,
+        owner: str,
         links: Sequence[ChainLink],
         work: Callable[[list[SizedItem]], list[SizedItem]],
         hold: Callable[[int], None],
@@ -141,7 +142,7 @@ class ResponsePreparer:
         parts = [data for link in links for data in (link.input_items, link.output_items)]
         num_bytes = sum(map(len, parts))
         hold(num_bytes)
-        return await self._reader.long_work(num_bytes, lambda: work(read_items(parts)))
+        return await self._reader.long_work(owner, num_bytes, lambda: work(read_items(parts)))
 
 
 def _size(items: Sequence[SizedItem]) -> int:
