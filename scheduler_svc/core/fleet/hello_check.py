@@ -17,8 +17,8 @@ _NAMES = ("executor", "node", "device", "build", "fingerprint", "dtype", "tokeni
 def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Mapping[m.Task, Vocabulary]) -> m.Reject | None:
     """What keeps an executor from joining, if anything does.
 
-    Its names must be fit to be shown, the scheduler's books of it must fit our memory when all that it promises is used,
-    its slots an int32, and all that take a task must mean the same text by a token id.
+    Its names must be fit to be shown, the scheduler's books of it must fit our memory when all that it promises is
+    used, its slots an int32, and all that take a task must mean the same text by a token id.
 
     Args:
         members: what the members said in their Hellos.

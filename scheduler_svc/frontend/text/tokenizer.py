@@ -15,8 +15,9 @@ import tokenizers
 from msgspec import Meta
 
 from common.errors import CheckpointError, RequestRejected
-from scheduler_svc.frontend.text.chat_template import ChatTemplate, Ending
+from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.detokenizer import token_byte_table
+from scheduler_svc.frontend.text.template_program import Ending
 from scheduler_svc.frontend.text.token_bound import characters_per_token
 from scheduler_svc.frontend.text.token_texts import TokenTexts
 
@@ -114,6 +115,12 @@ class Tokenizer:
         starts = [start for start in range(len(whole)) if whole[start : start + len(own)] == own]
         return tuple(whole[starts[0] + len(own) :]) if starts and own else ()
 
+    def start_rendering(self) -> None:
+        """Start the process that renders chats, if the model has a chat template. Raises CheckpointError if that cannot
+        be compiled, and HelperUnavailable."""
+        if self.chat_template is not None:
+            _ = self.chat_template.variables
+
     def render_chat(
         self,
         messages: list[dict[str, Any]],
@@ -121,7 +128,7 @@ class Tokenizer:
         variables: Mapping[str, Any],
         ending: Ending = "answer",
     ) -> str:
-        """A conversation in the model's own format. It has all special tokens.
+        """A conversation in the model's own format. It has all special tokens. Blocks: another process renders it.
 
         Args:
             messages, tools: as in OpenAI's API, as plain dicts.
@@ -129,7 +136,8 @@ class Tokenizer:
             ending: where it ends; it is ready for the assistant's answer if nothing else is asked.
 
         Raises:
-            RequestRejected: the model has no chat template, or the template refuses the conversation.
+            RequestRejected: the model has no chat template, or the template refuses the conversation or cannot
+                render it within its limits.
         """
         if self.chat_template is None:
             raise RequestRejected("this model has no chat template; use /v1/completions")
