@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from common.errors import CheckpointError, RequestRejected
+from common.model_reading import MAX_TEMPLATE_BYTES, read_model_file
 from scheduler_svc.frontend.helper_process import HelperProcess, HelperUnavailable
 from scheduler_svc.frontend.text.template_program import (
     COMPILE_MAY_TAKE_S,
@@ -53,9 +54,15 @@ class ChatTemplate:
     def of_model(cls, folder: Path, tokenizer_config: Mapping[str, Any]) -> "ChatTemplate | None":
         """The template in `chat_template.jinja` or else in tokenizer_config.json; None if there is none."""
         path = folder / "chat_template.jinja"
-        source = path.read_text(encoding="utf-8") if path.is_file() else tokenizer_config.get("chat_template")
+        source = tokenizer_config.get("chat_template")
         if isinstance(source, list):  # several named templates, [{"name": "default", "template": "..."}, ...]
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+            named = [entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"]
+            source = named[-1].get("template") if named else None
+        if (data := read_model_file(path, MAX_TEMPLATE_BYTES)) is not None:
+            try:
+                source = data.decode()
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"{path} is not UTF-8: {error.reason}") from error
         if source is None:
             return None
         if not isinstance(source, str):
