@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from common.errors import TryAgainError
 from common.logging import get_logger
@@ -26,6 +27,15 @@ MAX_ANSWER_BYTES = 2**25  # more than any process here answers by itself
 Answer = Callable[[bytes], bytes]
 
 
+class HelperEvents(NamedTuple):
+    """What the log calls what happens to a process."""
+
+    started: str
+    died: str
+    took_too_long: str
+    does_not_start: str
+
+
 class HelperUnavailable(TryAgainError):
     """The process does not start.
 
@@ -33,8 +43,8 @@ class HelperUnavailable(TryAgainError):
         status: with which it ended, as `subprocess` has it; None if there was none.
     """
 
-    def __init__(self, name: str, status: int | None = None) -> None:
-        super().__init__(f"the {name} does not start")
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -42,13 +52,13 @@ class HelperProcess:
     """Starts when it is needed, and again after it died.
 
     Args:
-        name: for the log.
+        events: for the log.
         module: its program, whose `main` calls `answer_questions`.
         settings: the first line.
     """
 
-    def __init__(self, name: str, module: str, settings: bytes) -> None:
-        self._name = name
+    def __init__(self, events: HelperEvents, module: str, settings: bytes) -> None:
+        self._events = events
         self._module = module
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,11 +72,11 @@ class HelperProcess:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             ready = self._answer_to(self._settings, START_MAY_TAKE_S)
         except (OSError, MemoryError, subprocess.SubprocessError) as error:  # a TimeoutError is an OSError
-            log.error(f"{self._name} does not start", error=str(error))
+            log.error(self._events.does_not_start, error=str(error))
         if ready is None:
-            raise HelperUnavailable(self._name, self.close())
+            raise HelperUnavailable(self._events.does_not_start, self.close())
         assert self._process is not None
-        log.info(f"{self._name} started", pid=self._process.pid)
+        log.info(self._events.started, pid=self._process.pid)
         return ready
 
     def ask(self, question: bytes, may_take_s: float, **facts: str) -> bytes | None:
@@ -86,12 +96,12 @@ class HelperProcess:
             try:
                 answer = self._answer_to(question, may_take_s)
             except TimeoutError:
-                log.warning(f"{self._name} took too long", **facts)
+                log.warning(self._events.took_too_long, **facts)
                 self.close()  # its answer to this would be taken for that to the next
                 raise
             if answer is not None:
                 return answer
-            log.warning(f"{self._name} died", status=self.close(), **facts)
+            log.warning(self._events.died, status=self.close(), **facts)
         return None
 
     def close(self) -> int | None:

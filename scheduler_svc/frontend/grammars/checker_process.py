@@ -5,11 +5,17 @@ from pathlib import Path
 import msgspec
 
 from scheduler_svc.frontend.grammars.spec import Checked, CheckerSettings, GrammarSpec
-from scheduler_svc.frontend.helper_process import HelperProcess
+from scheduler_svc.frontend.helper_process import HelperEvents, HelperProcess
 
 COMPILE_MAY_TAKE_S = 2.0  # a plan may start four grammars, and an executor that takes 10 s for it counts as hung
 
 _MODULE = "scheduler_svc.frontend.grammars.checker"
+_EVENTS = HelperEvents(
+    "grammar checker started",
+    "grammar checker died",
+    "grammar checker took too long",
+    "grammar checker does not start",
+)
 _decoder = msgspec.json.Decoder(Checked)
 
 
@@ -23,7 +29,7 @@ class CheckerProcess:
 
     def __init__(self, tokenizer_file: Path, eos_token_ids: tuple[int, ...]) -> None:
         settings = msgspec.json.encode(CheckerSettings(str(tokenizer_file), list(eos_token_ids)))
-        self._process = HelperProcess("grammar checker", _MODULE, settings)
+        self._process = HelperProcess(_EVENTS, _MODULE, settings)
 
     def check(self, spec: GrammarSpec) -> Checked:
         """What the process says, or that it died of the spec.

@@ -12,7 +12,7 @@ import msgspec
 
 from common.errors import CheckpointError, RequestRejected
 from common.model_reading import MAX_TEMPLATE_BYTES, read_model_file
-from scheduler_svc.frontend.helper_process import HelperProcess, HelperUnavailable
+from scheduler_svc.frontend.helper_process import HelperEvents, HelperProcess, HelperUnavailable
 from scheduler_svc.frontend.text.template_program import (
     COMPILE_MAY_TAKE_S,
     MAX_ADDRESS_SPACE,
@@ -28,6 +28,12 @@ MAX_SOURCE_CHARS = 2**18  # of a template; those of known models have up to 20,0
 RENDER_MAY_TAKE_S = 1.0  # others wait for so long: a chat of 8 MiB takes a tenth
 
 _MODULE = "scheduler_svc.frontend.text.template_program"
+_EVENTS = HelperEvents(
+    "chat template started",
+    "chat template died",
+    "chat template took too long",
+    "chat template does not start",
+)
 _compiled = msgspec.json.Decoder(Compiled)
 _rendered = msgspec.json.Decoder(Rendered)
 
@@ -47,7 +53,7 @@ class ChatTemplate:
             settings = msgspec.json.encode(TemplateSettings(source, dict(special_tokens)))
         except UnicodeEncodeError as error:
             raise CheckpointError(f"the chat template is not valid Unicode: {error.reason}") from error
-        self._process = HelperProcess("chat template", _MODULE, settings)
+        self._process = HelperProcess(_EVENTS, _MODULE, settings)
         weakref.finalize(self, self._process.close)
 
     @classmethod
