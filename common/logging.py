@@ -9,6 +9,8 @@ from typing import Any
 
 import structlog
 
+from common.printable import printable
+
 Logger = structlog.stdlib.BoundLogger
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -113,7 +115,4 @@ class DropLog(QuietLog):
 
 def _printable(_logger: object, _method: str, line: Any) -> str:
     """A rendered line without characters that act on a terminal: facts may be what some peer has sent."""
-    text = str(line)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(str(line))

@@ -1,6 +1,5 @@
 """Which tokens a model's ids stand for: what two services must agree on before they exchange ids."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,8 @@ import msgspec
 import xxhash
 
 from common.errors import CheckpointError
+from common.model_reading import read_model_json
+from common.tokenizer_file import MAX_VOCAB_SIZE, read_tokenizer_file
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -25,13 +26,17 @@ class Vocabulary(msgspec.Struct, frozen=True):
 def read_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a model's folder. Raises CheckpointError if its config.json does not tell."""
     path = folder / "config.json"
-    try:
-        size = json.loads(path.read_text())["vocab_size"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} has no vocab_size: {error}") from error
-    if not isinstance(size, int) or not 1 <= size < 2**31:
-        raise CheckpointError(f"{path}: vocab_size is {size!r}")
-    return Vocabulary(size, tokenizer_hash(folder))
+    config = read_model_json(path, dict)
+    if config is None or "vocab_size" not in config:
+        raise CheckpointError(f"{path} has no vocab_size" if config is not None else f"there is no {path}")
+    return Vocabulary(checked_vocab_size(path, config["vocab_size"]), tokenizer_hash(folder))
+
+
+def checked_vocab_size(path: Path, size: object) -> int:
+    """The `vocab_size` of a configuration. Raises CheckpointError for what is none, or larger than any model's."""
+    if type(size) is not int or not 1 <= size <= MAX_VOCAB_SIZE:
+        raise CheckpointError(f"{path} has vocab_size {size!r:.80}, allowed are 1 to {MAX_VOCAB_SIZE}")
+    return size
 
 
 def tokenizer_hash(folder: Path) -> str:
@@ -43,16 +48,15 @@ def tokenizer_hash(folder: Path) -> str:
     Raises:
         CheckpointError: the file is malformed.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    content = read_tokenizer_file(folder)
+    if content is None:
         return ""
     try:
-        content = msgspec.json.decode(path.read_bytes())
         model = content["model"]
         added = [(token["id"], token["content"], token["special"]) for token in content.get("added_tokens") or []]
         tokens = {"vocab": model["vocab"], "merges": _merges(model.get("merges") or []), "added": sorted(added)}
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
     return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(tokens, order="sorted"))
 
 

@@ -17,6 +17,7 @@ from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from common.messages import MAX_NAME_CHARS
 from common.parent_death import killed_with
+from common.printable import name_fault
 from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
@@ -43,6 +44,8 @@ def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value:
 def _check_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and not 1 <= len(value) <= MAX_NAME_CHARS:
         raise click.BadParameter(f"it has {len(value)} characters, allowed are 1 to {MAX_NAME_CHARS}")
+    if value is not None and (fault := name_fault("it", value)) is not None:
+        raise click.BadParameter(fault)
     return value
 
 

@@ -7,6 +7,7 @@ weights it is forgotten earlier, since nothing depends on its end.
 from dataclasses import dataclass
 
 from common import messages as m
+from common.printable import name_fault
 from keeper_svc.actions import (
     CloseHandle,
     Connection,
@@ -70,6 +71,8 @@ class Registry:
     ) -> list[KeeperAction] | str:
         """An executor says who it is. Returns why it is not let in, if it is not."""
         if (reason := self._no_entry(connection, message.version)) is not None:
+            return reason
+        if (reason := name_fault("name", message.name)) is not None:
             return reason
         executor = self.executors.get(message.instance)
         actions: list[KeeperAction] = []

@@ -16,7 +16,7 @@ import click
 
 from common.curve import ServerCurve
 from common.errors import BatonError
-from common.exit_codes import EXIT_CRASHED, exit_code_of
+from common.exit_codes import EXIT_CRASHED, EXIT_OK, exit_code_of
 from common.grammars import grammar_library
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
@@ -198,7 +198,7 @@ def main(
             click.echo(f"baton-scheduler: {error}", err=True)
             sys.exit(exit_code_of(error))
         where = {"executors": core_process.executor_endpoint, "encrypted": curve is not None, "frontends": front}
-        kept = {"journal": str(journal.path) if journal is not None else "off", "store": str(store.folder or "off")}
+        kept = {"journal": "off" if journal is None else str(journal.path), "store": str(store.folder or "off")}
         log.info("core started", **where, window=window, **kept)
         if (events := core_process.kv_events) is not None:
             log.info("telling routers what is cached", endpoint=events.endpoint, replay=events.replay_endpoint or "off")
@@ -206,21 +206,31 @@ def main(
             if is_beyond_loopback_host(host) and api_keys_file is None and not os.environ.get("BATON_API_KEYS"):
                 log.warning("HTTP can be reached from other machines and asks nobody for a key", host=host)
             log.info("listening", url=f"http://{host}:{listener.getsockname()[1]}", model=name, frontends=frontends)
-        try:
-            _serve(core_process, processes, stopping)
-        except Exception:
-            core_process.crashed()
-            sys.exit(EXIT_CRASHED)
-        core_process.close()
-        log.info("stopped")
+        exit_code = _serve(core_process, processes, stopping)
+    sys.exit(exit_code)
 
 
-def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag") -> None:
+def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag") -> int:
+    """Turn until the service is to end, and end it. Returns the exit code: that of a frontend if it cannot start."""
+    try:
+        exit_code = _turn(core_process, processes, stopping)
+    except Exception:
+        core_process.crashed()
+        return EXIT_CRASHED
+    core_process.close()
+    log.info("stopped")
+    return exit_code
+
+
+def _turn(core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag") -> int:
     """Turn until a signal comes, and then until the frontends have ended; they let open answers end first."""
     spare_the_old()
     while not stopping:
         if processes is not None:
             processes.tick(time.monotonic())
+            if processes.refusal is not None:
+                log.error("stopping: a frontend cannot start", exit_code=processes.refusal)
+                return processes.refusal
         core_process.turn()
     log.info("stopping", signal=stopping.signal)
     deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -228,6 +238,7 @@ def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopp
         processes.terminate()
         while processes.alive() and time.monotonic() < deadline:
             core_process.turn()
+    return EXIT_OK
 
 
 def _scale(min_executors: int | None, max_executors: int | None, target_ttft_s: float | None) -> ScaleSettings | None:

@@ -93,6 +93,8 @@ FLOORS = {
         "grammars",
         "parsing",
         "text",
+        "client_turns",
+        "helper_process",
         "page",
         "api_keys",
         "errors",

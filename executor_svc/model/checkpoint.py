@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.errors import CheckpointError
+from common.model_reading import MAX_INDEX_BYTES, check_regular, read_model_json
 from executor_svc.model.checkpoint_layout import Parameter
 from executor_svc.model.config import Qwen3Config
 
@@ -109,23 +110,22 @@ def stored_files(folder: Path) -> dict[Path, set[str] | None]:
     Raises:
         CheckpointError: there are none, or the index is malformed.
     """
-    if (folder / SINGLE_FILE).is_file():
+    if (folder / SINGLE_FILE).exists():
+        check_regular(folder / SINGLE_FILE)
         return {folder / SINGLE_FILE: None}
     index_path = folder / INDEX_FILE
-    if not index_path.is_file():
+    index = read_model_json(index_path, _Index, MAX_INDEX_BYTES)
+    if index is None:
         others = sorted(path.name for path in folder.glob("*.bin"))
         hint = f" (only safetensors are read, not {others[0]})" if others else ""
         raise CheckpointError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
-    try:
-        weight_map = msgspec.json.decode(index_path.read_bytes(), type=_Index).weight_map
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{index_path} is no index of safetensors: {error}") from error
     names_in: dict[str, set[str]] = {}
-    for name, file in weight_map.items():
+    for name, file in index.weight_map.items():
         names_in.setdefault(file, set()).add(name)
     for file in names_in:
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise CheckpointError(f"{index_path} names {file!r}, which is not a safetensors file of that folder")
+        check_regular(folder / file)
     if not names_in:
         raise CheckpointError(f"{index_path} names no tensors")
     return {folder / file: names for file, names in names_in.items()}

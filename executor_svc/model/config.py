@@ -6,9 +6,26 @@ from typing import Any
 import msgspec
 
 from common.errors import CheckpointError
+from common.messages import MAX_HIDDEN_SIZE
+from common.model_reading import read_model_json
+from common.tokenizer_file import MAX_VOCAB_SIZE
 
 MOE = "qwen3_moe"
 """The model_type of a Qwen3 with mixtures of experts."""
+
+MAX_POSITIONS = 2**27
+MAX_EXPERTS = 2**17  # of all layers together, each with three matrices; 23,000 are known
+_LIMITS = {  # of what is known: 262,144 tokens; 18,432, 53,248 and 126 of Llama 3.1 405B; 10,485,760 positions
+    "vocab_size": MAX_VOCAB_SIZE,
+    "hidden_size": MAX_HIDDEN_SIZE,
+    "intermediate_size": 2**20,
+    "moe_intermediate_size": 2**20,
+    "num_hidden_layers": 2**10,
+    "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12,
+    "head_dim": 2**12,
+    "max_position_embeddings": MAX_POSITIONS,
+}
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,22 +157,23 @@ def read_config(folder: Path) -> Qwen3Config:
             everything of that kind at once.
     """
     path = folder / "config.json"
+    content = read_model_json(path, dict[str, Any])
+    if content is None:
+        raise CheckpointError(f"there is no {path}")
+    model_type = content.get("model_type")
+    if model_type not in ("qwen3", MOE):  # before other fields: those of another model mean nothing here
+        raise CheckpointError(f"{path} has model_type {model_type!r:.80}; only 'qwen3' and {MOE!r} can be served")
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        model_type = msgspec.json.decode(data, type=dict[str, Any]).get("model_type")
-        if model_type not in ("qwen3", MOE):  # before other fields: those of another model mean nothing here
-            raise CheckpointError(f"{path} has model_type {model_type!r}; only 'qwen3' and {MOE!r} can be served")
-        raw = msgspec.json.decode(data, type=_ConfigJson)
-    except msgspec.MsgspecError as error:
+        raw = msgspec.convert(content, _ConfigJson)
+    except msgspec.ValidationError as error:
         raise CheckpointError(f"{path} is not a Qwen3 configuration: {error}") from error
+    _check_limits(path, raw)
     rope_json = raw.rope_parameters or raw.rope_scaling or _RopeJson()
     unsupported = _unsupported(raw, rope_json)
     if unsupported:
         raise CheckpointError(f"{path} asks for what is not supported: {'; '.join(unsupported)}")
     rope = _rope(raw, rope_json)
+    _check_rope(path, rope)
     config = Qwen3Config(
         vocab_size=raw.vocab_size,
         hidden_size=raw.hidden_size,
@@ -174,6 +192,17 @@ def read_config(folder: Path) -> Qwen3Config:
     )
     _check_sizes(path, config)
     return config
+
+
+def _check_limits(path: Path, raw: _ConfigJson) -> None:
+    """Raise CheckpointError for sizes far beyond those of models, before anything is made in these sizes."""
+    num_experts = raw.num_experts or raw.num_local_experts or 0
+    for field, value, limit in (
+        *((field, getattr(raw, field), limit) for field, limit in _LIMITS.items()),
+        ("num_hidden_layers * num_experts", raw.num_hidden_layers * num_experts, MAX_EXPERTS),
+    ):
+        if isinstance(value, int) and value > limit:
+            raise CheckpointError(f"{path} has {field} {value}, the limit is {limit}")
 
 
 def _unsupported(raw: _ConfigJson, rope: _RopeJson) -> list[str]:
@@ -215,8 +244,8 @@ def _moe(raw: _ConfigJson) -> MoeConfig | None:
     num_experts = raw.num_experts or raw.num_local_experts
     if raw.model_type != MOE or not num_experts:
         return None
-    dense = raw.mlp_only_layers or []
     step = raw.decoder_sparse_step
+    dense = set(raw.mlp_only_layers or [])
     sparse = tuple(i for i in range(raw.num_hidden_layers) if i not in dense and (i + 1) % step == 0)
     if not sparse:
         return None
@@ -245,6 +274,18 @@ def _rope(raw: _ConfigJson, rope: _RopeJson) -> RopeConfig:
         mscale_all_dim=rope.mscale_all_dim,
         truncate=rope.truncate,
     )
+
+
+def _check_rope(path: Path, rope: RopeConfig) -> None:
+    """Raise CheckpointError for numbers that angles cannot be computed with."""
+    least = {"theta": 1.0, "factor": 0.0, "beta_fast": 0.0, "beta_slow": 0.0}
+    if rope.rope_type == "yarn":
+        least["original_max_positions"] = 0
+    for field, bound in least.items():
+        if getattr(rope, field) <= bound:
+            raise CheckpointError(f"{path} has rope {field} {getattr(rope, field)}; it must be above {bound:g}")
+    if (positions := rope.factor * rope.original_max_positions) > MAX_POSITIONS:
+        raise CheckpointError(f"{path} has {positions:g} positions by its rope, the limit is {MAX_POSITIONS}")
 
 
 def _check_sizes(path: Path, config: Qwen3Config) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import xxhash
 
 from common.errors import CheckpointError
+from common.model_reading import MAX_INDEX_BYTES, read_model_file
 from executor_svc.model.checkpoint import INDEX_FILE, stored_files
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.weights import identity
@@ -24,9 +25,7 @@ def source_key(folder: Path, config: Qwen3Config) -> str:
     """
     key = xxhash.xxh3_128(f"baton source {_VERSION}\n".encode())
     key.update(identity(config))
-    index = folder / INDEX_FILE
-    if index.is_file():
-        key.update(index.read_bytes())
+    key.update(read_model_file(folder / INDEX_FILE, MAX_INDEX_BYTES) or b"")
     for path in sorted(stored_files(folder)):
         try:
             with path.open("rb") as file:

@@ -12,6 +12,7 @@ import msgspec
 
 from common.errors import CheckpointError
 from common.messages import Task
+from common.model_reading import read_model_json
 
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 _LAST = "lasttoken"
@@ -43,9 +44,9 @@ def choose_tasks(folder: Path, asked: Iterable[str] = ()) -> tuple[Task, ...]:
         CheckpointError: it is to take `embed`, and its folder says that its embeddings are made in another way than of
             the last token's hidden state; or a file is malformed.
     """
-    modules = _read(folder / "modules.json", list[_Module]) or []
+    modules = read_model_json(folder / "modules.json", list[_Module]) or []
     has_pooling = any(module.kind == "Pooling" for module in modules)
-    architectures = (_read(folder / "config.json", _Architectures) or _Architectures()).architectures or []
+    architectures = (read_model_json(folder / "config.json", _Architectures) or _Architectures()).architectures or []
     is_embedder = has_pooling or any(name.endswith("Model") for name in architectures)
     chosen = set(asked) or ({"embed"} if is_embedder else {"generate"})
     if "embed" in chosen:
@@ -61,7 +62,7 @@ def _check_modules(folder: Path, modules: list[_Module]) -> None:
         if module.kind != "Pooling":
             continue
         path = folder / module.path / "config.json"
-        said = _read(path, dict[str, Any])
+        said = read_model_json(path, dict[str, Any])
         if said is None:
             raise CheckpointError(f"there is no {path}, which modules.json names")
         modes = {name.removeprefix("pooling_mode_") for name, is_on in said.items() if is_on is True} - {
@@ -71,13 +72,3 @@ def _check_modules(folder: Path, modules: list[_Module]) -> None:
             modes = {mode}
         if modes != {_LAST}:
             raise CheckpointError(f"{path} pools by {', '.join(sorted(modes)) or 'nothing'} (only {_LAST!r})")
-
-
-def _read(path: Path, kind: Any) -> Any:
-    """What a JSON file says; None if it is not there."""
-    if not path.is_file():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error

@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 from common.errors import CheckpointError
 from common.grammars import parser_limits
 from common.logging import get_logger
+from common.tokenizer_file import read_tokenizer_file
 from common.wire import IntArray
 from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks, allow, packed_mask
 from kernels.reference import mask_words
@@ -44,7 +45,7 @@ def load_grammar_masks(folder: Path, vocab_size: int) -> "GrammarMasks | None":
         CheckpointError: the file is malformed, or has more tokens than the model.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if read_tokenizer_file(folder) is None:  # which checks it
         return None
     try:
         return GrammarMasks(LLTokenizer(str(path), n_vocab=vocab_size), vocab_size)

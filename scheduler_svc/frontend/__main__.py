@@ -77,6 +77,7 @@ def main(
     try:
         api_keys = ApiKeys(plain_keys(), api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
+        tokenizer.start_rendering()
         storage = Storage.open(store)
         options = replace(
             frontend,

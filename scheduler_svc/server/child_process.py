@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from common.exit_codes import EXIT_REJECTED, EXIT_USAGE
 from common.logging import get_logger
 
 RESTART_DELAY_S = 1.0
@@ -25,6 +26,9 @@ class ChildProcess:
         events: for the log.
         command: that starts it.
         fds: descriptors that it inherits.
+
+    Attributes:
+        refusal: what its first process ended with, if that says that only a change of configuration helps.
     """
 
     def __init__(self, events: ChildEvents, command: Sequence[str], fds: Sequence[int]) -> None:
@@ -33,6 +37,8 @@ class ChildProcess:
         self._fds = tuple(fds)
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
+        self._num_started = 0
+        self.refusal: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -53,10 +59,13 @@ class ChildProcess:
         if self._process is not None and (code := self._process.poll()) is not None:
             log.error(self._events.died, pid=self._process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
             self._process, self._start_at = None, now + RESTART_DELAY_S
+            if self._num_started == 1 and code in (EXIT_USAGE, EXIT_REJECTED):
+                self.refusal = code
         if self._process is None and now >= self._start_at:
             self._start_at = now + RESTART_DELAY_S
             try:
                 self._process = subprocess.Popen(self._command, pass_fds=self._fds)
+                self._num_started += 1
             except (OSError, MemoryError, subprocess.SubprocessError) as error:
                 log.error(self._events.cannot_be_started, reason=str(error), restart_in_s=RESTART_DELAY_S)
 

@@ -55,6 +55,11 @@ class FrontendProcesses:
             else:
                 self._worker_listener = worker.listener
 
+    @property
+    def refusal(self) -> int | None:
+        """What a frontend ended with at its first start, if it cannot start without a change of configuration."""
+        return next((child.refusal for child in self._children if child.refusal is not None), None)
+
     def tick(self, now: float) -> None:
         """Start each process that is wanted and not running. Cheap; called every turn of the core."""
         if self._worker_listener is not None and self._worker is not None:

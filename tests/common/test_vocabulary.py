@@ -76,8 +76,19 @@ def test_a_tokenizer_that_cannot_be_read_is_said(folder, content):
         tokenizer_hash(folder)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"vocab_size": "many"}', '{"vocab_size": 0}'])
-def test_a_config_that_does_not_tell_is_said(folder, content):
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("", "cannot be read"),
+        ("[]", "is no JSON object"),
+        ("{}", "has no vocab_size"),
+        ('{"vocab_size": "many"}', "has vocab_size 'many', allowed are 1 to 1048576"),
+        ('{"vocab_size": 0}', "has vocab_size 0, allowed are 1 to 1048576"),
+        ('{"vocab_size": true}', "has vocab_size True, allowed are 1 to 1048576"),
+        ('{"vocab_size": 2147483647}', "has vocab_size 2147483647, allowed are 1 to 1048576"),
+    ],
+)
+def test_a_config_that_does_not_tell_is_said(folder, content, fault):
     (folder / "config.json").write_text(content)
-    with pytest.raises(CheckpointError, match="vocab_size"):
+    with pytest.raises(CheckpointError, match=rf"config\.json {fault}"):
         read_vocabulary(folder)

@@ -111,6 +111,8 @@ main(["--no-keep", "--log-level", "error"])
         ["--dtype", "int8"],
         ["--device", "tpu"],
         ["--name", "x" * 129],
+        ["--name", "first\nsecond"],
+        ["--node", "here\x1b[2J"],
     ],
 )
 def test_bad_options_are_refused_by_the_command_line(arguments: list[str]) -> None:

@@ -160,6 +160,26 @@ def test_demo_model() -> None:
         ({"num_key_value_heads": 7}, "64 attention heads, not a multiple of its 7 KV heads"),
         ({"head_dim": 127}, "head_dim 127; rotary embedding needs an even one"),
         ({"vocab_size": 0}, "vocab_size 0; it must be at least 1"),
+        ({"vocab_size": 2**31 - 1}, "vocab_size 2147483647, the limit is 1048576"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000, the limit is 1024"),
+        ({"hidden_size": 10**9}, "hidden_size 1000000000, the limit is 65536"),
+        ({"intermediate_size": 2**40}, "intermediate_size 1099511627776, the limit is 1048576"),
+        ({"num_attention_heads": 10**6}, "num_attention_heads 1000000, the limit is 4096"),
+        ({"num_key_value_heads": 10**6}, "num_key_value_heads 1000000, the limit is 4096"),
+        ({"head_dim": 10**6}, "head_dim 1000000, the limit is 4096"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings 2147483648, the limit is 134217728"),
+        ({**QWEN3_30B_A3B, "num_experts": 2**14}, "num_hidden_layers * num_experts 786432, the limit is 131072"),
+        ({**QWEN3_30B_A3B, "moe_intermediate_size": 2**31}, "moe_intermediate_size 2147483648, the limit is 1048576"),
+        ({"rope_theta": 0.5}, "rope theta 0.5; it must be above 1"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 1e308, "original_max_position_embeddings": 2**62}},
+            "inf positions by its rope, the limit is 134217728",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": -1}},
+            "rope original_max_positions -1; it must be above 0",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": -1.0}}, "rope factor -1.0; it must be above 0"),
         ({"hidden_size": "large"}, "Expected `int`, got `str` - at `$.hidden_size`"),
     ],
     ids=str,
@@ -181,3 +201,10 @@ def test_missing_or_malformed(tmp_path: Path, content: bytes | None) -> None:
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read_config(tmp_path)
+
+
+def test_a_long_list_of_dense_layers_is_looked_through_once(tmp_path: Path) -> None:
+    dense = [*range(1, 48), *range(1000, 200_000)]
+    config = read_config(write(tmp_path, **(QWEN3_30B_A3B | {"mlp_only_layers": dense})))
+    assert config.moe is not None
+    assert config.moe.sparse_layers == (0,)

@@ -1,6 +1,7 @@
 """Checkpoints of every layout load; broken ones are refused with all that is wrong in them."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from executor_svc.model.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, s
 from executor_svc.model.config import read_config
 from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
+from executor_svc.model.source_key import source_key
 from executor_svc.model.weights import load_weights
 from tests.executor.conftest import Make
 from tests.executor.ranks import in_threads
@@ -271,7 +273,7 @@ def test_index_cannot_reach_outside_its_folder(sharded: Path, outside: str) -> N
 @pytest.mark.parametrize("content", ["", "[]", '{"weight_map": {"a": 1}}', "{}"])
 def test_malformed_index(sharded: Path, content: str) -> None:
     (sharded / INDEX_FILE).write_text(content)
-    with pytest.raises(CheckpointError, match="is no index of safetensors"):
+    with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
         load(sharded)
 
 
@@ -282,3 +284,15 @@ def test_no_weights(checkpoint: Make, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(CheckpointError, match=r"only safetensors are read, not pytorch_model\.bin"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", [SINGLE_FILE, "model-00001-of-00002.safetensors", INDEX_FILE])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(sharded: Path, name: str) -> None:
+    names = sorted(path.name for path in sharded.glob("*.safetensors"))
+    path = sharded / (name if name in (SINGLE_FILE, INDEX_FILE) else names[0])
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(path.name)} is no regular file, but a pipe"):
+        load(sharded)
+    with pytest.raises(CheckpointError, match="is no regular file, but a pipe"):
+        source_key(sharded, read_config(sharded))

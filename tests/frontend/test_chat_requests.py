@@ -23,6 +23,7 @@ from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
 from tests.frontend.test_chat_template import QWEN3_LIKE
+from tests.support.chats import finished
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 
@@ -45,7 +46,7 @@ def read(allow_unknown: bool = False, **asked: object) -> Parsed[ChatRequest]:
 
 
 def chat(tokenizer: Tokenizer = TOKENIZER, style: ChatStyle | None = None, **asked: object) -> TokenizedRequest:
-    return tokenize_chat(read(**asked).body, tokenizer, 2048, style)
+    return finished(tokenize_chat(read(**asked).body, tokenizer, 2048, style), tokenizer)
 
 
 def prompt_of(request: TokenizedRequest) -> str:
@@ -178,7 +179,7 @@ def test_tools_that_cannot_be(asked: dict, param: str, text: str):
 def test_a_grammar_of_many_tools_is_too_long():
     body = read(tools=[tool(parameters={"a": "x" * 2**16}, strict=True)]).body
     with pytest.raises(ApiError, match="bytes, the limit is 65536") as caught:
-        tokenize_chat(body, TOKENIZER, 10**6)
+        finished(tokenize_chat(body, TOKENIZER, 10**6), TOKENIZER)
     assert caught.value.param == "tools"
 
 

@@ -1,11 +1,19 @@
 """Templates render as in transformers, and a conversation that they refuse is the client's error."""
 
+import contextlib
+import gc
 import json
+import os
+import resource
+from pathlib import Path
 
 import pytest
 
 from common.errors import CheckpointError, RequestRejected
-from scheduler_svc.frontend.text.chat_template import ChatTemplate
+from scheduler_svc.frontend.helper_process import MAX_ANSWER_BYTES
+from scheduler_svc.frontend.text import chat_template
+from scheduler_svc.frontend.text.chat_template import MAX_SOURCE_CHARS, ChatTemplate
+from scheduler_svc.frontend.text.template_program import TemplateProgram
 
 # In the manner of Qwen3's: ChatML, tools as JSON lines, earlier thoughts dropped, thinking switched off by a variable.
 QWEN3_LIKE = r"""
@@ -125,14 +133,14 @@ def reference(source: str, messages: list, tools: list | None, **variables: obje
 def test_qwen3_like_template_renders_as_in_transformers(tools: list | None, variables: dict, num_messages: int):
     messages = MESSAGES[:num_messages]
     expected = reference(QWEN3_LIKE, messages, tools, **variables)
-    assert ChatTemplate(QWEN3_LIKE, {}).render(messages, tools, variables) == expected
+    assert TemplateProgram(QWEN3_LIKE, {}).render(messages, tools, variables) == expected
     assert ("<think>\n\n</think>" in expected) == (variables.get("enable_thinking") is False)
 
 
 def test_other_constructs_render_as_in_transformers():
     tokens = {"eos_token": "<e>", "bos_token": "<b>"}
     expected = reference(EVERYTHING_ELSE, MESSAGES, None, **tokens)
-    assert ChatTemplate(EVERYTHING_ELSE, tokens).render(MESSAGES, None, {}) == expected
+    assert TemplateProgram(EVERYTHING_ELSE, tokens).render(MESSAGES, None, {}) == expected
 
 
 def test_special_tokens_come_as_strings_or_objects(tmp_path):
@@ -154,15 +162,109 @@ def test_special_tokens_come_as_strings_or_objects(tmp_path):
 )
 def test_a_conversation_that_does_not_fit_is_refused(source: str, message: str):
     with pytest.raises(RequestRejected, match=message):
-        ChatTemplate(source, {}).render(MESSAGES, None, {})
+        TemplateProgram(source, {}).render(MESSAGES, None, {})
 
 
 def test_a_template_that_is_none_is_the_models_fault(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be compiled"):
-        ChatTemplate("{% if %}", {})
+        _ = ChatTemplate("{% if %}", {}).variables
     with pytest.raises(CheckpointError, match="is a dict"):
         ChatTemplate.of_model(tmp_path, {"chat_template": json.loads("{}")})
 
 
 def test_the_time_is_known():
-    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}).render([], None, {})) == 10
+    assert len(TemplateProgram("{{ strftime_now('%Y-%m-%d') }}", {}).render([], None, {})) == 10
+
+
+def test_what_json_of_a_request_can_hold_reaches_the_template():
+    content = [10**200, 1e308, True, None, {"a b": ["\u2028\n"]}]
+    rendered = ChatTemplate("{{ messages[0].content | tojson }}", {}).render([{"content": content}], None, {})
+    assert json.loads(rendered) == content
+    half = [{"role": "user", "content": "\ud800"}]
+    with pytest.raises(RequestRejected, match="a text is not valid Unicode: surrogates not allowed"):
+        ChatTemplate("{{ messages[0].content }}", {}).render(half, None, {})
+    assert ChatTemplate("{{ messages[0].role }}", {}).render(half, None, {}) == "user"
+
+
+def children() -> set[int]:
+    """Processes that render for this one."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid() and fields[0] != "Z":
+                found.add(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in messages %}{% for b in messages %}{% for c in messages %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}",
+        "{% set n = namespace(x=9) %}{{ n.x ** 99999999 }}",
+        "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{{ messages | length * 'x' * 10**9 }}",
+        "{% set n = 9**9 %}{{ 'x' | center(n) }}",
+        "{% set n = 9**9 %}{{ '%0*d' | format(n, 1) }}",
+        "{% set n = 9**9 %}{{ '{:{}}'.format(1, n) }}",
+        "{% set n = 9**9 %}{{ 'x'.ljust(n) }}",
+        "{% set n = 9**9 %}{{ [1] * n }}",
+        "{% set n = 9**9 %}{{ 'a\nb' | indent(n) }}",
+        "{% set n = 9**9 %}{{ [1] | tojson(indent=n) }}",
+        "{% set x = 'x' * 99999 %}{% set x = x | replace('x', x) %}{{ x | list | length }}",
+        "{% set x = 'x' * 99999 %}{{ ([x] * 99999) | join(x) }}",
+        "{% for i in range(99) %}{{ 'x' * 10**6 }}{% endfor %}",
+        "{{ lipsum(n=99999) }}",
+        "{% set n = 9**8 %}{{ strftime_now('%H' * n) }}",
+    ],
+)
+def test_a_template_without_end_costs_its_process_alone(monkeypatch: pytest.MonkeyPatch, source: str):
+    """Time, memory or the length of its text: one of the three has an end, whatever it does."""
+    monkeypatch.setattr(chat_template, "RENDER_MAY_TAKE_S", 0.3)
+    template = ChatTemplate("{% if enough is not defined %}" + source + "{% else %}whole{% endif %}", {})
+    assert template.variables
+    before = peak_bytes()
+    ended = r"the model's chat template (takes more|fails|writes more|cannot render)"
+    with pytest.raises(RequestRejected, match=ended) as rejected:
+        template.render([{"role": "user", "content": "x"}] * 4096, None, {})
+    assert rejected.value.code == "invalid_value"
+    assert peak_bytes() - before < 2 * MAX_ANSWER_BYTES + 2**24
+    monkeypatch.undo()
+    assert template.render(MESSAGES, None, {"enough": True}) == "whole", "the next one is served"
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("x" * (MAX_SOURCE_CHARS + 1), f"has {MAX_SOURCE_CHARS + 1} characters, the limit is {MAX_SOURCE_CHARS}"),
+        ("{% if x %}" * 5000, "cannot be compiled"),
+        ("{{ " + "(" * 5000, "cannot be compiled"),
+        ("{{ " + "-" * 5000 + "1 }}", "cannot be compiled"),
+        ("{% if a %}{{ b.c | upper }}{% endif %}" * 6700, "compiling the chat template takes more than 2 s"),
+        ("{{ strftime_now('%H' * 10**8) }}", "cannot be compiled: it takes too much memory"),
+        ("{{ " + "9" * 5000 + " }}", "cannot be compiled"),
+        ("\ud800", "is not valid Unicode"),
+    ],
+    ids=["long", "blocks", "brackets", "signs", "time", "string", "digits", "half a character"],
+)
+def test_a_template_that_costs_too_much_to_compile_is_the_models_fault(source: str, reason: str):
+    with pytest.raises(CheckpointError, match=reason):
+        _ = ChatTemplate(source, {}).variables
+
+
+def test_the_process_of_a_template_ends_with_it():
+    gc.collect()
+    before = children()
+    template = ChatTemplate("x", {})
+    assert children() == before, "it is started when it is needed"
+    assert template.render([], None, {}) == "x"
+    assert len(children() - before) == 1
+    del template
+    gc.collect()
+    assert children() == before

@@ -20,6 +20,7 @@ from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionReque
 from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.frontend.fake_core import tokens_of
+from tests.support.chats import finished
 from tests.support.effort import examples
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
@@ -33,7 +34,7 @@ def completion(tokenizer: Tokenizer = TOKENIZER, **asked: object) -> m.SamplingP
 
 def chat(**asked: object) -> m.SamplingParams:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | asked
-    return tokenize_chat(parse(json.dumps(body).encode(), ChatRequest), TOKENIZER, 2048).params[0]
+    return finished(tokenize_chat(parse(json.dumps(body).encode(), ChatRequest), TOKENIZER, 2048), TOKENIZER).params[0]
 
 
 def refusal(ask=completion, **asked: object) -> ApiError:

@@ -12,7 +12,7 @@ import pytest
 
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.grammars import checker_process, turns
+from scheduler_svc.frontend.grammars import checker_process
 from scheduler_svc.frontend.grammars import compiler as compiler_module
 from scheduler_svc.frontend.grammars.compiler import MAX_REASON_CHARS, GrammarCompiler
 from scheduler_svc.frontend.grammars.spec import Checked, GrammarSpec
@@ -102,7 +102,7 @@ async def test_a_grammar_that_takes_too_long(
     compiler: GrammarCompiler, checks: list[GrammarSpec], monkeypatch: pytest.MonkeyPatch
 ):
     await compiler.compile(OBJECT, "x", "")
-    process = compiler._process._process
+    process = compiler._process._process._process
     monkeypatch.setattr(checker_process, "COMPILE_MAY_TAKE_S", 0.1)
     for _ in range(2):
         error = await refusal(compiler, SLOW)
@@ -129,7 +129,7 @@ async def test_a_request_that_is_cancelled_leaves_no_answer_behind(
 @in_event_loop
 async def test_a_process_that_was_killed_is_started_again(compiler: GrammarCompiler):
     await compiler.compile(OBJECT, "x", "")
-    process = compiler._process._process
+    process = compiler._process._process._process
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert await compiler.compile(GrammarSpec("regex", "b+"), "x", ""), "no grammar was to blame"
@@ -137,7 +137,7 @@ async def test_a_process_that_was_killed_is_started_again(compiler: GrammarCompi
 
 @in_event_loop
 async def test_so_many_wait(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_WAITING", 3)
+    monkeypatch.setattr(compiler._turns, "_max_waiting", 3)
     specs = [GrammarSpec("regex", "a" * i) for i in range(1, 6)]
     answers = await asyncio.gather(*(compiler.compile(spec, "x", "") for spec in specs), return_exceptions=True)
     assert [type(answer) for answer in answers] == [str, str, str, ApiError, ApiError]
@@ -151,7 +151,7 @@ async def test_clients_take_turns(
     compiler: GrammarCompiler, checks: list[GrammarSpec], monkeypatch: pytest.MonkeyPatch
 ):
     """One that has filled its places keeps nobody else waiting."""
-    monkeypatch.setattr(turns, "MAX_WAITING", 4)
+    monkeypatch.setattr(compiler._turns, "_max_waiting", 4)
     many = [GrammarSpec("regex", "a" * i) for i in range(1, 6)]
     few = [GrammarSpec("regex", "b" * i) for i in range(1, 3)]
     asked = [(spec, "many") for spec in many] + [(spec, "few") for spec in few]
@@ -178,7 +178,7 @@ async def test_the_event_loop_goes_on(compiler: GrammarCompiler):
 
 @in_event_loop
 async def test_a_checker_that_does_not_start(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checker_process, "_MODULE", "scheduler_svc.no_such_module")
+    monkeypatch.setattr(compiler._process._process, "_module", "scheduler_svc.no_such_module")
     assert (await refusal(compiler, OBJECT)).status == 503
     monkeypatch.undo()
     assert await compiler.compile(OBJECT, "x", ""), "and is not given up"
@@ -186,14 +186,14 @@ async def test_a_checker_that_does_not_start(compiler: GrammarCompiler, monkeypa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_process_ends_with_its_frontend(number: signal.Signals):
+def test_its_processes_end_with_a_frontend(number: signal.Signals):
     with running_frontend() as frontend:
         answer = frontend.post("/v1/completions", COMPLETION | {"structured_outputs": {"regex": "a"}})
         assert answer.status_code == 200
-        [checker] = children_of(frontend.process.pid)
+        template, checker = children_of(frontend.process.pid)
         os.kill(frontend.process.pid, number)
         frontend.process.wait(20)
-        eventually(lambda: not is_running(checker), 20)
+        eventually(lambda: not is_running(checker) and not is_running(template), 20)
 
 
 def children_of(pid: int) -> list[int]:

@@ -19,6 +19,7 @@ from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend_options import FrontendOptions
 from tests.frontend.test_chat_template import QWEN3_LIKE
 from tests.frontend.test_message_text import TOKENIZER
+from tests.support.chats import finished
 from tests.support.effort import examples
 
 USER = {"role": "user", "content": "x"}
@@ -38,7 +39,7 @@ def read(allow_unknown: bool = False, **asked: object) -> Parsed[MessageRequest]
 
 
 def tokenized(style: ChatStyle = THINKS, **asked: object) -> TokenizedRequest:
-    return tokenize_message(read(**asked).body, THINKER, 2048, style)
+    return finished(tokenize_message(read(**asked).body, THINKER, 2048, style), THINKER)
 
 
 def turns(*asked: tuple[str, object]) -> list[dict]:
@@ -241,7 +242,7 @@ def test_a_count_is_of_the_prompt_alone():
     schema = {"output_config": {"format": FORMAT}}
     body = {"model": "m", "messages": [USER]} | schema
     asked = parse_noting(json.dumps(body).encode(), CountTokensRequest).body
-    counted = tokenize_to_count(asked, THINKER, 1, THINKS)
+    counted = finished(tokenize_to_count(asked, THINKER, 1, THINKS), THINKER)
     assert counted.prompts == tokenized(**schema).prompts
     assert counted.grammar is None
 
@@ -250,7 +251,7 @@ def test_a_template_that_refuses():
     refusing = copy.copy(TOKENIZER)
     refusing.chat_template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(RequestRejected, match="roles must alternate"):
-        tokenize_message(read().body, refusing, 2048, PLAIN)
+        finished(tokenize_message(read().body, refusing, 2048, PLAIN), refusing)
 
 
 @pytest.mark.parametrize(("asked", "is_shortened"), [(10, False), (2000, False), (10**9, True)])
@@ -259,7 +260,7 @@ def test_an_answer_is_no_longer_than_the_window(asked: int, is_shortened: bool):
     left = 2048 - len(request.prompts[0])
     assert (request.params[0].max_tokens, request.may_shorten) == (min(asked, left), is_shortened)
     assert message_context(request, read().body, "m").fills_window == is_shortened
-    before_any_executor = tokenize_message(read(max_tokens=asked).body, THINKER, 0, THINKS)
+    before_any_executor = finished(tokenize_message(read(max_tokens=asked).body, THINKER, 0, THINKS), THINKER)
     assert (before_any_executor.params[0].max_tokens, before_any_executor.may_shorten) == (asked, False)
 
 
@@ -310,7 +311,8 @@ def bodies(draw: st.DrawFn) -> dict:
 
 def outcome(body: dict, style: ChatStyle) -> TokenizedRequest | ApiError:
     try:
-        return tokenize_message(parse_noting(json.dumps(body).encode(), MessageRequest).body, THINKER, 2048, style)
+        asked = parse_noting(json.dumps(body).encode(), MessageRequest).body
+        return finished(tokenize_message(asked, THINKER, 2048, style), THINKER)
     except ApiError as error:
         return error
     except RequestRejected as rejected:

@@ -16,6 +16,7 @@ from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionReque
 from scheduler_svc.frontend.requests.structured import MAX_SPEC_BYTES
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests.support.chats import finished
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 SCHEMA = {"type": "object", "properties": {"b": {"enum": [None, "é"]}, "a": {}}}
@@ -29,7 +30,7 @@ def completion(tokenizer: Tokenizer = TOKENIZER, **asked: object) -> TokenizedRe
 
 def chat(**asked: object) -> TokenizedRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | asked
-    return tokenize_chat(parse(json.dumps(body).encode(), ChatRequest), TOKENIZER, 2048)
+    return finished(tokenize_chat(parse(json.dumps(body).encode(), ChatRequest), TOKENIZER, 2048), TOKENIZER)
 
 
 def named(schema: object, **more: object) -> dict:

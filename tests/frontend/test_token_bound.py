@@ -20,6 +20,7 @@ from scheduler_svc.frontend.text.long_work import NUM_THREADS, WORTH_A_THREAD, L
 from scheduler_svc.frontend.text.token_bound import NFC_CONTRACTION, characters_per_token
 from scheduler_svc.frontend.text.tokenizer import CHARACTERS_AT_ONCE, Tokenizer
 from tests.frontend.links import in_event_loop
+from tests.support.chats import finished
 from tests.support.effort import examples
 
 MAX_LEN = 2048
@@ -78,10 +79,13 @@ def test_where_characters_may_be_left_out_nothing_is_proved(change):
         lambda text: tokenize_completion(
             CompletionRequest(model="m", prompt=[text, "short"], max_tokens=1), TOKENIZER, MAX_LEN
         ),
-        lambda text: tokenize_chat(
-            ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": text}]}),
+        lambda text: finished(
+            tokenize_chat(
+                ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": text}]}),
+                TOKENIZER,
+                MAX_LEN,
+            ),
             TOKENIZER,
-            MAX_LEN,
         ),
     ],
     ids=["completion", "chat"],
@@ -114,14 +118,14 @@ def test_what_a_template_writes_is_measured_wherever_it_stood(monkeypatch, chang
     monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
     body = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}]} | change)
     with pytest.raises(ApiError, match=r"which are \d+ tokens or more"):
-        tokenize_chat(body, TOKENIZER, MAX_LEN)
+        finished(tokenize_chat(body, TOKENIZER, MAX_LEN), TOKENIZER)
 
 
 def test_what_is_in_the_arguments_of_a_call_is_counted_before_it_is_decoded():
     call = {"id": "c", "function": {"name": "f", "arguments": "[" + "[]," * MAX_CONTAINERS + "[]]"}}
     body = ChatRequest.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
     with pytest.raises(ApiError, match=f"more than {MAX_CONTAINERS} objects and arrays"):
-        tokenize_chat(body, TOKENIZER, MAX_LEN)
+        finished(tokenize_chat(body, TOKENIZER, MAX_LEN), TOKENIZER)
 
 
 def test_before_an_executor_has_joined_the_models_own_length_counts(monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import time
 from functools import partial
@@ -12,8 +13,10 @@ import pytest
 
 from common.errors import CheckpointError, RequestRejected
 from common.model_files import DEMO_MODEL_DIR
+from common.model_reading import MAX_TEMPLATE_BYTES
+from scheduler_svc.frontend.text.chat_template import MAX_SOURCE_CHARS
 from scheduler_svc.frontend.text.long_work import WORTH_A_THREAD, LongWork
-from scheduler_svc.frontend.text.tokenizer import SamplingDefaults, Tokenizer
+from scheduler_svc.frontend.text.tokenizer import MAX_GROWN_CHARS, SamplingDefaults, Tokenizer
 from tests.frontend.links import in_event_loop
 
 CONVERSATION = [
@@ -78,11 +81,76 @@ def test_half_a_character_is_refused(tokenizer: Tokenizer):
         tokenizer.encode(["fine", "\ud83d"], add_special_tokens=False)
 
 
-@pytest.mark.parametrize("broken", ["tokenizer.json", "config.json", "tokenizer_config.json"])
+FILES = ["tokenizer.json", "config.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"]
+
+
+@pytest.mark.parametrize("broken", FILES[:-1])
 def test_broken_files_are_named(model_copy: Path, broken: str):
     (model_copy / broken).write_text("{")
     with pytest.raises(CheckpointError, match=broken):
         Tokenizer(model_copy)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(model_copy: Path, name: str):
+    (model_copy / name).unlink()
+    os.mkfifo(model_copy / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is no regular file, but a pipe"):
+        Tokenizer(model_copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("config.json", '{"vocab_size": 2147483648}', "has vocab_size 2147483648, allowed are 1 to 1048576"),
+        ("config.json", '{"hidden_size": 1e9}', "hidden_size"),
+        ("config.json", '{"eos_token_id": -1}', "eos_token_id"),
+        ("generation_config.json", '{"eos_token_id": [4294967296]}', r"has eos_token_id \[4294967296\]"),
+        ("tokenizer_config.json", "[" * 200_000, "is nested too deeply"),
+        ("chat_template.jinja", "x" * (MAX_SOURCE_CHARS + 1), f"the limit is {MAX_SOURCE_CHARS}"),
+        ("chat_template.jinja", "x" * (MAX_TEMPLATE_BYTES + 1), f"the limit is {MAX_TEMPLATE_BYTES}"),
+    ],
+)
+def test_what_no_model_says_is_refused(model_copy: Path, name: str, content: str, fault: str):
+    (model_copy / name).write_text(content)
+    with pytest.raises(CheckpointError, match=fault):
+        Tokenizer(model_copy)
+
+
+def with_tokenizer(folder: Path, **changes: object) -> Path:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+def split_by(pattern: str) -> dict:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [split, byte_level]}
+
+
+@pytest.mark.parametrize(("pattern", "fault"), [("(", "cannot be read"), ("(a+)+$", "fails on this text: Onig")])
+def test_an_expression_that_fails_is_the_models_fault(model_copy: Path, pattern: str, fault: str):
+    """The second one fails where a text has many of one character, which the library calls no exception."""
+    with pytest.raises(CheckpointError, match=rf"tokenizer\.json .*{fault}"):
+        Tokenizer(with_tokenizer(model_copy, pre_tokenizer=split_by(pattern)))
+
+
+def test_an_expression_that_fails_on_a_text_refuses_that_text(model_copy: Path):
+    tokenizer = Tokenizer(with_tokenizer(model_copy, pre_tokenizer=split_by("(é+)+$")))
+    for _ in range(2):
+        with pytest.raises(RequestRejected, match="the model's tokenizer fails on this text: Onig") as refused:
+            tokenizer.encode(["é" * 64 + "!"], add_special_tokens=False)
+        assert refused.value.code == "invalid_value"
+    assert tokenizer.encode(["fine"], add_special_tokens=False)[0]
+
+
+def test_a_text_that_a_tokenizer_would_make_too_long_is_refused(model_copy: Path):
+    normalizer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 16}
+    tokenizer = Tokenizer(with_tokenizer(model_copy, normalizer=normalizer))
+    assert len(tokenizer.encode(["aa"], add_special_tokens=False)[0]) > 2
+    with pytest.raises(RequestRejected, match=f"can make 16 times as many; the limit is {MAX_GROWN_CHARS}"):
+        tokenizer.encode(["a" * (MAX_GROWN_CHARS // 16 + 1)], add_special_tokens=False)
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path):

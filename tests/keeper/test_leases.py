@@ -329,3 +329,10 @@ def test_a_holder_that_brings_another_pool_gives_up_the_first(world):
     assert isinstance(holder.lease(kind=OTHER_POOL), m.Refused)
     holder.end()
     assert next_one.lease().pool == second.pool
+
+
+def test_an_executor_whose_name_would_forge_a_line_is_refused(world):
+    Executor(world, "a\nb")
+    [reason] = world.ended.values()
+    assert reason == "name is 'a\\nb', and only printable characters are allowed in it"
+    assert "executor registered" not in [event for event, _ in world.log]

@@ -15,6 +15,7 @@ from scheduler_svc.core.executor.block_books import BOOKS_AT_ONCE
 from scheduler_svc.core.executor.lanes import INITIAL_LANES
 from scheduler_svc.core.fleet.fleet import MAX_MEMBERS
 from scheduler_svc.core.fleet.hello_check import MAX_BLOCKS, MAX_LANES
+from scheduler_svc.core.observability.timeline import Timeline
 from tests.support.chores import done
 from tests.support.hello import hello
 
@@ -135,3 +136,27 @@ def test_one_that_is_refused_leaves_nothing(core, field):
         assert not welcome
         assert "the limit is" in answer.reason
     assert (core.fleet._next_epoch, len(core.scheduler.sequences.executors)) == before
+
+
+@pytest.mark.parametrize(
+    "field", ["executor", "node", "device", "build", "fingerprint", "dtype", "tokenizer", "grammars"]
+)
+def test_a_name_that_would_forge_a_line_is_refused(core, field):
+    forged = "a\nready  b\x1b[2J"
+    said = msgspec.structs.replace(hello("forger"), **{field: forged})
+    [line, answer] = core.from_executor(b"forger", said, 1000.0)
+    assert answer.message == m.Reject(reason=f"{field} is {forged!r}, and only printable characters are allowed in it")
+    assert (told(line).executor + told(line).reason).isprintable()
+
+
+def test_what_an_executor_says_of_its_failure_forges_no_line():
+    line = WriteLog("warning", "executor lost", {"executor": "a", "epoch": 1, "reason": "it said: no\nready  b"})
+    assert told(line).reason == "it said: no\\nready  b"
+
+
+def told(line):
+    """The event that people are shown of a line of the log."""
+    timeline = Timeline()
+    timeline.logged(line, 1000.0)
+    [event] = timeline.last(1)
+    return event

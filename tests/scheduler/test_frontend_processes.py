@@ -1,8 +1,10 @@
 """The core and the processes beside it: their troubles are theirs, and they do not outlive it."""
 
 import contextlib
+import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.client.processes.local_fleet import free_ports
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.server import addresses, child_process
@@ -132,3 +135,62 @@ def test_an_address_that_stays_in_use_is_not_waited_for_for_ever(monkeypatch):
         with pytest.raises(OSError, match="in use"):
             addresses.listen("127.0.0.1", port, lambda: True)
     addresses.listen("127.0.0.1", port).close()
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts"), [(2, [2, None]), (78, [78, None]), (1, [None, None]), (75, [None, None])]
+)
+def test_a_frontend_that_cannot_start_without_a_change_is_said_once(code, restarts):
+    """At its first start: one that has served once is started again, whatever ends it."""
+    first = ChildProcess(FRONTEND, [sys.executable, "-c", f"import sys; sys.exit({code})"], [])
+    later = ChildProcess(FRONTEND, [sys.executable, "-c", "import sys; sys.exit(1)"], [])
+    for child in (first, later):
+        child.tick(0.0)
+        eventually(lambda child=child: not child.is_alive)
+        child.tick(1.0)
+    later._command = first._command
+    later.tick(1.0 + RESTART_DELAY_S)
+    eventually(lambda: not later.is_alive)
+    later.tick(5.0)
+    assert [first.refusal, later.refusal] == restarts
+
+
+def make_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_thrice(path):
+    replace = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 4096}
+    normalizer = {"type": "Sequence", "normalizers": [replace] * 3}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": normalizer}))
+
+
+def change_config(**changes):
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "fault"),
+    [
+        ("config.json", change_config(vocab_size=2**31), "has vocab_size 2147483648, allowed are 1 to 1048576"),
+        ("config.json", lambda path: path.write_text("[" * 200_000), "config.json is nested too deeply"),
+        ("tokenizer.json", make_pipe, "tokenizer.json is no regular file, but a pipe"),
+        ("tokenizer.json", replace_thrice, "makes texts 4096 times as long"),
+        ("tokenizer_config.json", make_pipe, "tokenizer_config.json is no regular file, but a pipe"),
+        ("chat_template.jinja", lambda path: path.write_text("{% if %}"), "chat template cannot be compiled"),
+    ],
+    ids=["vocabulary", "depth", "pipe", "growth", "pipe of a frontend", "template"],
+)
+def test_a_folder_that_cannot_be_served_ends_the_scheduler(tmp_path, name, spoil, fault):
+    """With exit code 2, whether the core or a frontend reads the file."""
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL_DIR, model)
+    spoil(model / name)
+    port, back = free_ports(2)
+    command = [sys.executable, "-m", "scheduler_svc", "--port", str(port), "--model", str(model), "--no-journal"]
+    command += ["--no-store", "--executor-endpoint", f"tcp://127.0.0.1:{back}"]
+    ended = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2, ended.stderr
+    assert fault in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from common import messages as m
+from common.printable import name_fault
 from common.vocabulary import Vocabulary
 
 MAX_BLOCKS = 2**20
@@ -10,18 +11,22 @@ MAX_BLOCK_SIZE = 2**16
 MAX_LANES = 2**13
 MAX_SLOTS = 2**31 - 1
 MAX_HISTORY = 2**28  # tokens that all lanes together could hold: the scheduler keeps them
+_NAMES = ("executor", "node", "device", "build", "fingerprint", "dtype", "tokenizer", "grammars")  # that people read
 
 
 def mismatch(hello: m.Hello, members: Sequence[m.Hello], served: Mapping[m.Task, Vocabulary]) -> m.Reject | None:
     """What keeps an executor from joining, if anything does.
 
-    The scheduler's books of it must fit our memory when all that it promises is used, its slots an int32, and all that
-    take a task must mean the same text by a token id.
+    Its names must be fit to be shown, the scheduler's books of it must fit our memory when all that it promises is
+    used, its slots an int32, and all that take a task must mean the same text by a token id.
 
     Args:
         members: what the members said in their Hellos.
         served: by task, the vocabulary of the model that is served; where there is none, that of the members counts.
     """
+    for what in _NAMES:
+        if (fault := name_fault(what, getattr(hello, what))) is not None:
+            return m.Reject(reason=fault)
     longest = min(hello.max_model_len, hello.num_blocks * hello.block_size)
     for what, value, limit in (
         ("num_blocks", hello.num_blocks, MAX_BLOCKS),

@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from common.messages import EventKind, FleetEvent
+from common.printable import printable
 from scheduler_svc.core.actions import WriteLog
 from scheduler_svc.core.scheduling.stats import Move
 
@@ -67,10 +68,10 @@ class Timeline:
         self._note(
             now,
             kind,
-            executor=facts.get("executor", ""),
+            executor=printable(facts.get("executor", "")),
             epoch=facts.get("epoch", 0),
             cause=facts.get("cause", ""),
-            reason=str(facts.get("reason", facts.get("not_adopted", ""))),
+            reason=printable(str(facts.get("reason", facts.get("not_adopted", "")))),
             sequences=facts.get("sequences_moved", facts.get("open", 0)),
             blocks_cached=facts.get("blocks_cached", 0),
         )

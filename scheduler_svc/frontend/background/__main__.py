@@ -80,6 +80,7 @@ def main(
             raise click.UsageError("the worker needs a --store")
         api_keys = ApiKeys(plain_keys(), api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
+        tokenizer.start_rendering()
         thread = StoreThread(store.folder, durable=store.durable)
         listener = socket.socket(fileno=fd)
     except (BatonError, OSError) as error:

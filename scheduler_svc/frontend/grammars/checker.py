@@ -4,14 +4,10 @@ llguidance is native code, and clients write what it reads: 50 kilobytes of rule
 schema of 4 kilobytes keeps it busy for more than half a minute (both measured). Here neither costs more than this
 process. What passes is safe for executors: this process has less stack than they have, and the same limits.
 
-It reads a `GrammarSpec` from each line of stdin and writes a `Checked` to stdout, after an empty one when it is ready.
+A question is a `GrammarSpec`, and its answer a `Checked`; that to the settings is empty.
 """
 
-import io
-import os
 import re
-import resource
-import sys
 import threading
 
 import msgspec
@@ -19,9 +15,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from common.grammars import parser_limits
 from common.messages import MAX_GRAMMAR_CHARS
-from common.parent_death import killed_with
 from scheduler_svc.frontend.grammars.build import build_grammar
 from scheduler_svc.frontend.grammars.spec import Checked, CheckerSettings, GrammarSpec
+from scheduler_svc.frontend.helper_process import Answer, answer_questions
 
 STACK_BYTES = 2**20  # an executor's threads have two to eight times that
 MAX_ADDRESS_SPACE = 4 * 2**30
@@ -48,38 +44,22 @@ def check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
     return Checked(reason=_PLACE.sub("", reason) if spec.kind == "tools" else reason)
 
 
-def main() -> None:
-    """Read, check, answer, until the frontend closes stdin."""
-    settings = msgspec.json.decode(sys.argv[1], type=CheckerSettings)
-    if (die_with_parent := killed_with(settings.parent)) is not None:
-        die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit_address_space()
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+def prepare(settings_json: bytes) -> tuple[Answer, bytes]:
+    """What answers questions, with the model's tokenizer."""
+    settings = msgspec.json.decode(settings_json, type=CheckerSettings)
     tokenizer = LLTokenizer(settings.tokenizer_file, eos_token=settings.eos_token_ids or None)
-    _write(answers, Checked())
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)  # the library's messages quote clients, who could fill our log with them
     threading.stack_size(STACK_BYTES)
-    for line in sys.stdin.buffer:
-        spec = msgspec.json.decode(line, type=GrammarSpec)
-        thread = threading.Thread(target=lambda spec=spec: _write(answers, check(spec, tokenizer)))
+
+    def answer(question: bytes) -> bytes:
+        answers: list[Checked] = []
+        spec = msgspec.json.decode(question, type=GrammarSpec)
+        thread = threading.Thread(target=lambda: answers.append(check(spec, tokenizer)))
         thread.start()
         thread.join()
+        return msgspec.json.encode(answers[0])
 
-
-def _limit_address_space() -> None:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = MAX_ADDRESS_SPACE if hard == resource.RLIM_INFINITY else min(MAX_ADDRESS_SPACE, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-
-
-def _write(answers: io.RawIOBase, checked: Checked) -> None:
-    line = memoryview(msgspec.json.encode(checked) + b"\n")
-    while line:
-        line = line[answers.write(line) :]  # a pipe takes a part of what is long
+    return answer, msgspec.json.encode(Checked())
 
 
 if __name__ == "__main__":
-    main()
+    answer_questions(prepare, address_space=MAX_ADDRESS_SPACE)

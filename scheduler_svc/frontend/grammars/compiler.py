@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from scheduler_svc.frontend.client_turns import ClientTurns
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.grammars.checker_process import COMPILE_MAY_TAKE_S, CheckerProcess, CheckerUnavailable
+from scheduler_svc.frontend.grammars.checker_process import COMPILE_MAY_TAKE_S, CheckerProcess
 from scheduler_svc.frontend.grammars.spec import Checked, GrammarSpec
-from scheduler_svc.frontend.grammars.turns import Turns
+from scheduler_svc.frontend.helper_process import HelperUnavailable
 
+MAX_WAITING = 16  # compilations of a client
 MAX_REMEMBERED_CHARS = 2**23
 MAX_REASON_CHARS = 600
 
@@ -28,7 +30,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer_file: Path, eos_token_ids: tuple[int, ...]) -> None:
         self._process = CheckerProcess(tokenizer_file, eos_token_ids)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._turns = Turns()
+        self._turns = ClientTurns(MAX_WAITING, "Too many grammars are being compiled.")
         self._known: OrderedDict[bytes, Checked] = OrderedDict()
         self._known_chars = 0
 
@@ -66,7 +68,7 @@ class GrammarCompiler:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._process.check, spec)
         except TimeoutError:  # not remembered: on a machine with less to do it may take less
             raise _refusal(param, f"compiling it takes more than {COMPILE_MAY_TAKE_S:g} s") from None
-        except CheckerUnavailable as error:
+        except HelperUnavailable as error:
             message = "Grammars cannot be compiled now; the server's log says more."
             raise ApiError(503, message, code="unavailable", retry=True) from error
 

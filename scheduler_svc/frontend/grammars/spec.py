@@ -72,9 +72,7 @@ class CheckerSettings(msgspec.Struct, frozen=True):
     Attributes:
         tokenizer_file: path of the model's tokenizer.json.
         eos_token_ids: tokens that end the model's texts.
-        parent: process that the checker ends with.
     """
 
     tokenizer_file: str
     eos_token_ids: list[int]
-    parent: int

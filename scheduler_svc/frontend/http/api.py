@@ -98,7 +98,7 @@ def create_app(
         BatchesApi(storage, allow_unknown=settings.options.allow_unknown).router,
         ResumeApi(link, tokenizer, keep_alive_s).router,
         AdminApi(link).router,
-        TokenizeApi(link, tokenizer, served, style, long_work).router,
+        TokenizeApi(link, reader, served, style).router,
         EmbeddingsApi(link, reader, embedder, long_work).router,
         RerankApi(link, reader, scorer, long_work).router,
         DescribeApi(link, of_served, settings.pooling).router,

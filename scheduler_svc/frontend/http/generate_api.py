@@ -1,6 +1,5 @@
 """OpenAI's endpoints that generate: completions and chats."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -18,10 +17,9 @@ from scheduler_svc.frontend.requests.answer_context import answer_context
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.generating import open_generation
-from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.requests.reader import RequestReader, Tokenize
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
 from scheduler_svc.frontend.tracing.notes import answers, asked
 
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -62,7 +60,7 @@ class GenerateApi:
         kind: Literal["completion", "chat"],
         request: Request,
         schema: type[Body],
-        tokenize: Callable[[Body, Tokenizer, int], TokenizedRequest],
+        tokenize: Tokenize[Body],
     ) -> tuple[Generation, bool]:
         """The answer to a request, and whether it streams. Its body ends here, long before the answer does."""
         client = client_of(request)

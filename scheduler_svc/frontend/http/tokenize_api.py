@@ -1,21 +1,20 @@
 """The endpoints that count and translate tokens, and generate none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
-from msgspec import Struct
 
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.body import parse
+from scheduler_svc.frontend.requests.chat_steps import ChatSteps
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.requests.served import check_model
 from scheduler_svc.frontend.requests.tokenization import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
-from scheduler_svc.frontend.text.long_work import LongWork
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 
@@ -24,19 +23,16 @@ class TokenizeApi:
     """POST /tokenize and /detokenize, with the limits that requests to generate have.
 
     Args:
+        reader: renders chats, and has threads for long texts.
         served: names of the model.
         style: of its chats.
-        long_work: threads for long texts, which others have work for, too.
     """
 
-    def __init__(
-        self, link: CoreLink, tokenizer: Tokenizer, served: Sequence[str], style: ChatStyle, long_work: LongWork
-    ) -> None:
+    def __init__(self, link: CoreLink, reader: RequestReader, served: Sequence[str], style: ChatStyle) -> None:
         self._link = link
-        self._tokenizer = tokenizer
+        self._reader = reader
         self._served = tuple(served)
         self._style = style
-        self._long_work = long_work
         self.router = APIRouter()
         self.router.post("/tokenize", response_model=None)(self.tokenize)
         self.router.post("/detokenize", response_model=None)(self.detokenize)
@@ -45,24 +41,26 @@ class TokenizeApi:
         """Token ids of a text or a conversation."""
         max_model_len = self._link.fleet.max_model_len
 
-        def work(body: TokenizeRequest) -> Struct:
-            return tokenize(body, self._tokenizer, self._style, max_model_len)
+        def steps(raw: bytes) -> ChatSteps[bytes]:
+            body = self._body(raw, TokenizeRequest)
+            return to_json((yield from tokenize(body, self._reader.tokenizer, self._style, max_model_len)))
 
-        return await self._answer(request, TokenizeRequest, work)
+        async with read_body(request) as raw:
+            answer = await self._reader.finish(steps(raw), len(raw), client_of(request))
+            return Response(answer, media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
-        return await self._answer(request, DetokenizeRequest, lambda body: detokenize(body, self._tokenizer))
-
-    async def _answer(self, request: Request, schema: type[Body], work: Callable[[Body], Struct]) -> Response:
         async with read_body(request) as raw:
 
-            def whole_work() -> bytes:
-                body = parse(raw, schema)
-                if body.model is not None:
-                    check_model(body.model, self._served)
-                return to_json(work(body))
+            def work() -> bytes:
+                return to_json(detokenize(self._body(raw, DetokenizeRequest), self._reader.tokenizer))
 
-            return Response(
-                await self._long_work.run(client_of(request).name, len(raw), whole_work), media_type="application/json"
-            )
+            content = await self._reader.long_work(client_of(request).name, len(raw), work)
+            return Response(content, media_type="application/json")
+
+    def _body(self, raw: bytes, schema: type[Body]) -> Body:
+        body = parse(raw, schema)
+        if body.model is not None:
+            check_model(body.model, self._served)
+        return body

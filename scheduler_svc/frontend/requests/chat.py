@@ -11,6 +11,7 @@ from common.errors import RequestRejected
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.spec import GrammarSpec
 from scheduler_svc.frontend.parsing.message import MessageRules, ThoughtStart
+from scheduler_svc.frontend.requests.chat_steps import ChatSteps, Conversation
 from scheduler_svc.frontend.requests.chat_style import ChatStyle, style_of
 from scheduler_svc.frontend.requests.limits import (
     check_characters,
@@ -24,14 +25,14 @@ from scheduler_svc.frontend.requests.structured import AskedGrammar, asked_gramm
 from scheduler_svc.frontend.requests.thinking import Thinking, asked_thinking, continued_thought, thought_of
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, complete
 from scheduler_svc.frontend.requests.tools import ToolUse, tool_use
-from scheduler_svc.frontend.text.chat_template import Ending
+from scheduler_svc.frontend.text.template_program import Ending
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
 
 
 def tokenize_chat(
     body: ChatRequest, tokenizer: Tokenizer, max_model_len: int, style: ChatStyle | None = None
-) -> TokenizedRequest:
+) -> ChatSteps[TokenizedRequest]:
     """A /v1/chat/completions request, tokenized; arguments and errors as for `tokenize_completion`.
 
     Args:
@@ -40,7 +41,7 @@ def tokenize_chat(
     style = style_of(tokenizer.chat_template, FrontendOptions()) if style is None else style
     use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls, style=style)
     thinking = asked_thinking(body.reasoning_effort, body.thinking_token_budget, body.chat_template_kwargs, style)
-    text = _rendered(body, tokenizer, use, thinking.variables)
+    text = yield _conversation(body, use, thinking.variables)
     check_characters(len(text), tokenizer, max_model_len, "messages")
     [prompt] = tokenizer.encode([text], add_special_tokens=False)
     if not prompt:
@@ -56,11 +57,11 @@ def tokenize_chat(
     return replace(request, may_shorten=_max_tokens(body) is None, message=message)
 
 
-def _rendered(body: ChatRequest, tokenizer: Tokenizer, use: ToolUse, variables: Mapping[str, Any]) -> str:
+def _conversation(body: ChatRequest, use: ToolUse, variables: Mapping[str, Any]) -> Conversation:
     ending: Ending = "message" if body.add_generation_prompt is False else "answer"
     if body.continue_final_message:
         ending = "continued"
-    return tokenizer.render_chat([message.plain() for message in body.messages], use.shown, variables, ending)
+    return Conversation([message.plain() for message in body.messages], use.shown, dict(variables), ending)
 
 
 def _asked(body: ChatRequest, num_prompt: int, max_model_len: int) -> m.SamplingParams:

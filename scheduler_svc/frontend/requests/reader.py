@@ -1,6 +1,6 @@
 """From a body's bytes to what the core is asked: checked, tokenized, its grammar compiled. No HTTP in here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -9,6 +9,7 @@ from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.grammars.compiler import GrammarCompiler
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.body import Parsed, parse_noting
+from scheduler_svc.frontend.requests.chat_steps import ChatRenderer, ChatSteps
 from scheduler_svc.frontend.requests.ignored import IgnoredFields, place_of
 from scheduler_svc.frontend.requests.served import check_model
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
@@ -18,6 +19,7 @@ from scheduler_svc.frontend_options import FrontendOptions
 
 Body = TypeVar("Body", bound=BaseModel)
 Result = TypeVar("Result")
+Tokenize = Callable[[Body, Tokenizer, int], TokenizedRequest | ChatSteps[TokenizedRequest]]
 
 
 class _OfModel(Protocol):
@@ -28,7 +30,7 @@ class _OfModel(Protocol):
 
 class RequestReader:
     """Reads the requests of one frontend. What is long is worked on in threads, as nothing may hold up every stream for
-    it, and grammars are compiled by another process.
+    it; chats are rendered, and grammars compiled, by other processes.
 
     Args:
         link: says how long the model's sequences may be, and counts fields that are ignored.
@@ -44,13 +46,14 @@ class RequestReader:
         self._options = options
         self._long_work = long_work
         self._grammars = GrammarCompiler(tokenizer.path, tokenizer.eos_token_ids)
+        self._chats = ChatRenderer(tokenizer, long_work)
         self._ignored = IgnoredFields()
 
     async def read(
         self,
         raw: bytes,
         schema: type[Body],
-        tokenize: Callable[[Body, Tokenizer, int], TokenizedRequest],
+        tokenize: Tokenize[Body],
         client: ApiClient,
     ) -> tuple[Body, TokenizedRequest]:
         """`parse` and `tokenize` in one."""
@@ -83,7 +86,7 @@ class RequestReader:
     async def tokenize(
         self,
         body: Body,
-        tokenize: Callable[[Body, Tokenizer, int], TokenizedRequest],
+        tokenize: Tokenize[Body],
         size: int,
         client: ApiClient,
     ) -> TokenizedRequest:
@@ -97,9 +100,15 @@ class RequestReader:
         """
         max_model_len = self._link.fleet.max_model_len
         tokenized = await self._long_work.run(client.name, size, lambda: tokenize(body, self.tokenizer, max_model_len))
+        if isinstance(tokenized, Generator):
+            tokenized = await self.finish(tokenized, size, client)
         if (asked := tokenized.grammar) is None:
             return tokenized
         return tokenized.compiled(await self._grammars.compile(asked.spec, asked.param, client.name))
+
+    async def finish(self, steps: ChatSteps[Result], size: int, client: ApiClient) -> Result:
+        """What a chat of this size becomes (`ChatRenderer.finish`)."""
+        return await self._chats.finish(steps, size, client.name)
 
     async def long_work(self, owner: str, size: int, work: Callable[[], Result]) -> Result:
         """Do other work on something of this size where it holds nothing up."""

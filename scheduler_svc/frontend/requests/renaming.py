@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.requests.chat_steps import ChatSteps
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
 
 Result = TypeVar("Result")
@@ -22,9 +23,12 @@ def in_words_of(names: Mapping[str, str], work: Callable[[], Result]) -> Result:
         raise renamed(error, names) from error
 
 
-def tokenized_in_words_of(names: Mapping[str, str], tokenize: Callable[[], TokenizedRequest]) -> TokenizedRequest:
+def tokenized_in_words_of(names: Mapping[str, str], steps: ChatSteps[TokenizedRequest]) -> ChatSteps[TokenizedRequest]:
     """`in_words_of` for a chat that is tokenized: its grammar, which may be refused later, has the other name too."""
-    tokenized = in_words_of(names, tokenize)
+    try:
+        tokenized = yield from steps
+    except ApiError as error:
+        raise renamed(error, names) from error
     if (asked := tokenized.grammar) is None:
         return tokenized
     return replace(tokenized, grammar=asked._replace(param=names.get(asked.param, asked.param)))

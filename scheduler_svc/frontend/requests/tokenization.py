@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.chat_steps import ChatSteps
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.fields import FirstError, TemplateVariables
 from scheduler_svc.frontend.requests.limits import MAX_ECHOED_BYTES, check_characters, check_token_ids
@@ -72,7 +73,7 @@ class Detokenized(Struct, frozen=True):
     prompt: str
 
 
-def tokenize(body: TokenizeRequest, tokenizer: Tokenizer, style: ChatStyle, max_model_len: int) -> Tokenized:
+def tokenize(body: TokenizeRequest, tokenizer: Tokenizer, style: ChatStyle, max_model_len: int) -> ChatSteps[Tokenized]:
     """Token ids of a prompt or a conversation. Raises ApiError or RequestRejected as a request to generate would,
     but for what its answer would need."""
     limit = max_model_len or tokenizer.max_positions
@@ -90,7 +91,7 @@ def tokenize(body: TokenizeRequest, tokenizer: Tokenizer, style: ChatStyle, max_
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        [tokens] = tokenize_chat(chat, tokenizer, 0, style).prompts
+        [tokens] = (yield from tokenize_chat(chat, tokenizer, 0, style)).prompts
     else:
         check_characters(len(body.prompt), tokenizer, limit, "prompt")
         [tokens] = tokenizer.encode([body.prompt], add_special_tokens=body.add_special_tokens is not False)

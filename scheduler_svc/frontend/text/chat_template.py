@@ -1,64 +1,93 @@
-"""A model's chat template, rendered as transformers renders it (its `chat_template_utils` is the reference)."""
+"""A model's chat template, and the process that renders chats with it. That blocks, so it is a thread's work."""
 
 import json
-import secrets
+import signal
+import weakref
 from collections.abc import Mapping
-from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import jinja2
-import jinja2.meta
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import msgspec
 
 from common.errors import CheckpointError, RequestRejected
+from common.model_reading import MAX_TEMPLATE_BYTES, read_model_file
+from scheduler_svc.frontend.helper_process import HelperEvents, HelperProcess, HelperUnavailable
+from scheduler_svc.frontend.text.template_program import (
+    COMPILE_MAY_TAKE_S,
+    MAX_ADDRESS_SPACE,
+    Compiled,
+    Ending,
+    Rendered,
+    TemplateSettings,
+)
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS})
+MAX_SOURCE_CHARS = 2**18  # of a template; those of known models have up to 20,000
+RENDER_MAY_TAKE_S = 1.0  # others wait for so long: a chat of 8 MiB takes a tenth
 
-# How a rendered conversation ends: ready for the assistant's answer; with its last message; in that message, which is
-# the assistant's and to be continued.
-Ending = Literal["answer", "message", "continued"]
+_MODULE = "scheduler_svc.frontend.text.template_program"
+_EVENTS = HelperEvents(
+    "chat template started",
+    "chat template died",
+    "chat template took too long",
+    "chat template does not start",
+)
+_compiled = msgspec.json.Decoder(Compiled)
+_rendered = msgspec.json.Decoder(Rendered)
 
 
 class ChatTemplate:
-    """One compiled template, in a sandbox: it came with a model, whose author is not trusted.
+    """One template, which a process renders: that is started when it is first needed, and again after it died.
 
     Attributes:
         source: the template.
-        variables: names of all that it may be told.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlocks]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        if len(source) > MAX_SOURCE_CHARS:
+            raise CheckpointError(f"the chat template has {len(source)} characters, the limit is {MAX_SOURCE_CHARS}")
         self.source = source
         try:
-            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise CheckpointError(f"the model's chat template cannot be compiled: {error}") from error
-        self._special_tokens = dict(special_tokens)
+            settings = msgspec.json.encode(TemplateSettings(source, dict(special_tokens)))
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"the chat template is not valid Unicode: {error.reason}") from error
+        self._process = HelperProcess(_EVENTS, _MODULE, settings)
+        weakref.finalize(self, self._process.close)
 
     @classmethod
     def of_model(cls, folder: Path, tokenizer_config: Mapping[str, Any]) -> "ChatTemplate | None":
         """The template in `chat_template.jinja` or else in tokenizer_config.json; None if there is none."""
         path = folder / "chat_template.jinja"
-        source = path.read_text(encoding="utf-8") if path.is_file() else tokenizer_config.get("chat_template")
+        source = tokenizer_config.get("chat_template")
         if isinstance(source, list):  # several named templates, [{"name": "default", "template": "..."}, ...]
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+            named = [entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"]
+            source = named[-1].get("template") if named else None
+        if (data := read_model_file(path, MAX_TEMPLATE_BYTES)) is not None:
+            try:
+                source = data.decode()
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"{path} is not UTF-8: {error.reason}") from error
         if source is None:
             return None
         if not isinstance(source, str):
             raise CheckpointError(f"chat_template in {folder}/tokenizer_config.json is a {type(source).__name__}")
         return cls(source, _special_tokens(tokenizer_config))
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of all that it may be told. Starts the process. Raises CheckpointError if it cannot be compiled, and
+        HelperUnavailable."""
+        try:
+            compiled = _compiled.decode(self._process.start())
+        except HelperUnavailable as error:
+            if error.status != -signal.SIGPROF:
+                raise
+            raise CheckpointError(f"compiling the chat template takes more than {COMPILE_MAY_TAKE_S} s") from error
+        if compiled.reason:
+            raise CheckpointError(compiled.reason)
+        return frozenset(compiled.variables)
 
     def render(
         self,
@@ -67,55 +96,24 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         ending: Ending = "answer",
     ) -> str:
-        """The conversation as text. Raises RequestRejected if that fails."""
-        if ending == "continued":
-            return self._render_continued(messages, tools, variables)
-        return self._render(messages, tools, variables, add_generation_prompt=ending == "answer")
-
-    def _render_continued(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
-    ) -> str:
-        """What stands before the end of the last message's content, which a mark shows, as in transformers."""
-        mark = f"<continued-{secrets.token_hex(8)}>"
-        marked = {**messages[-1], "content": messages[-1]["content"] + mark}
-        text = self._render([*messages[:-1], marked], tools, variables, add_generation_prompt=False)
-        continued, found, _ = text.rpartition(mark)
-        if not found:
-            raise RequestRejected("the model's chat template leaves out the message that is to be continued")
-        return continued
-
-    def _render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        variables: Mapping[str, Any],
-        *,
-        add_generation_prompt: bool,
-    ) -> str:
-        known = {
-            "messages": messages,
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        """The conversation as text. Raises RequestRejected if that fails, takes too long, or too much memory."""
+        # Not msgspec, which has neither half characters nor integers of any length, as requests may.
+        question = json.dumps([messages, tools, dict(variables), ending], ensure_ascii=False)
         try:
-            return self._template.render(**self._special_tokens, **variables, **known)
-        except jinja2.TemplateError as error:
-            raise RequestRejected(f"the model's chat template refuses this conversation: {error}") from error
-        except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
-            # A template is a program: a message that it does not expect can end in any of Python's errors.
-            raise RequestRejected(f"the model's chat template cannot render this conversation: {error}") from error
-
-
-class _GenerationBlocks(Extension):
-    """`{% generation %}` marks the assistant's text for training; only its content matters here."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[Node]:
-        """The statements inside the block."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            answer = self._process.ask(question.encode("utf-8", "surrogatepass"), RENDER_MAY_TAKE_S)
+        except TimeoutError:
+            reason = f"takes more than {RENDER_MAY_TAKE_S:g} s for this conversation"
+            raise RequestRejected(f"the model's chat template {reason}") from None
+        except HelperUnavailable as error:
+            message = "chats cannot be rendered now; the server's log says more"
+            raise RequestRejected(message, "unavailable") from error
+        if answer is None:
+            reason = f"fails on this conversation, or takes more than {MAX_ADDRESS_SPACE // 2**20} MiB for it"
+            raise RequestRejected(f"the model's chat template {reason}")
+        rendered = _rendered.decode(answer)
+        if rendered.reason:
+            raise RequestRejected(rendered.reason)
+        return rendered.text
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
@@ -128,22 +126,3 @@ def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(token, str):
             tokens[name] = token
     return tokens
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which models were not trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -4,7 +4,6 @@ Built on the `tokenizers` library and not on transformers: importing AutoTokeniz
 installed (2.5 s measured), and the scheduler service never imports torch.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +14,35 @@ import tokenizers
 from msgspec import Meta
 
 from common.errors import CheckpointError, RequestRejected
-from scheduler_svc.frontend.text.chat_template import ChatTemplate, Ending
+from common.model_reading import read_model_json
+from common.tokenizer_file import MAX_VOCAB_SIZE, read_tokenizer_file, text_growth
+from common.vocabulary import checked_vocab_size
+from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.detokenizer import token_byte_table
+from scheduler_svc.frontend.text.template_program import Ending
 from scheduler_svc.frontend.text.token_bound import characters_per_token
 from scheduler_svc.frontend.text.token_texts import TokenTexts
 
 CHARACTERS_AT_ONCE = 2**18
+MAX_GROWN_CHARS = 2**23  # of a text with its replacements: as long as a body may be
+PROBE = (
+    "The year 2024:\n\t«naïve» 你好 🙂 -- it's (a+b)*c;   " + 64 * "a" + "!"
+)  # characters of all kinds, and many of one
 MESSAGE_TAGS = frozenset({b"<think>", b"</think>", b"<tool_call>", b"</tool_call>"})
+
+
+TokenId = Annotated[int, Meta(ge=0, lt=MAX_VOCAB_SIZE)]
+EosTokens = TokenId | Annotated[list[TokenId], Meta(max_length=64)]
+Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class _ModelConfig(msgspec.Struct, frozen=True):
+    """What a frontend reads in config.json."""
+
+    vocab_size: Any = None
+    hidden_size: Size | None = None
+    max_position_embeddings: Size | None = None
+    eos_token_id: EosTokens | None = None
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -62,17 +83,18 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         self.path = path = folder / "tokenizer.json"
-        if not path.is_file():
+        content = read_tokenizer_file(folder)
+        if content is None:
             raise CheckpointError(f"{folder} has no tokenizer.json")
+        self._growth = text_growth(content)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exceptions
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        except BaseException as error:
+            raise CheckpointError(f"{path} cannot be read: {_fault(error)}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        config = _read_json(folder / "config.json")
-        settings = _read_json(folder / "tokenizer_config.json")
-        content = _read_json(path)
+        config = read_model_json(folder / "config.json", _ModelConfig) or _ModelConfig()
+        settings = read_model_json(folder / "tokenizer_config.json", dict) or {}
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: i for i, token in added.items() if token.special}
         special = {i: token.content.encode() for i, token in added.items() if token.special}
@@ -83,18 +105,30 @@ class Tokenizer:
         self.message_token_bytes = self.token_bytes | tags if tags else self.token_bytes
         self.token_texts = TokenTexts(self.all_token_bytes)
         self.characters_per_token = characters_per_token(content, self.token_bytes.values())
-        self.max_positions: int = config.get("max_position_embeddings") or 0
-        self.hidden_size: int = config.get("hidden_size") or 0
-        self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self.max_positions = config.max_position_embeddings or 0
+        self.hidden_size = config.hidden_size or 0
+        own_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        stated = own_size if config.vocab_size is None else config.vocab_size
+        self.vocab_size = checked_vocab_size(folder / "config.json", stated)
         self.token_lengths = np.array([len(self.all_token_bytes.get(i, b"")) for i in range(self.vocab_size)], np.int32)
-        generation_config = _read_json(folder / "generation_config.json")
-        self.eos_token_ids = _eos_token_ids(generation_config, config)
-        self.sampling_defaults = _sampling_defaults(folder, generation_config)
+        generation = read_model_json(folder / "generation_config.json", dict) or {}
+        self.eos_token_ids = _eos_token_ids(folder, generation, config)
+        self.sampling_defaults = _sampling_defaults(folder, generation)
         self.chat_template = ChatTemplate.of_model(folder, settings)
-        self.closing_ids = self._closing_ids()
+        try:
+            self.encode([PROBE], add_special_tokens=True)
+            self.closing_ids = self._closing_ids()
+        except RequestRejected as error:
+            raise CheckpointError(f"{path} cannot be used: {error}") from error
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRejected if one is not Unicode (JSON can hold half a character)."""
+        """Token ids of each text. Raises RequestRejected if one is not Unicode (JSON can hold half a character), if the
+        tokenizer fails on it, or could make it too long."""
+        if self._growth > 1 and (longest := max(map(len, texts), default=0)) * self._growth > MAX_GROWN_CHARS:
+            raise RequestRejected(
+                f"a text has {longest} characters, of which the model's tokenizer can make {self._growth} times as "
+                f"many; the limit is {MAX_GROWN_CHARS}"
+            )
         try:
             for text in texts:
                 text.encode()
@@ -102,8 +136,11 @@ class Tokenizer:
             raise RequestRejected(f"a text is not valid Unicode: {error.reason}") from error
         ids: list[list[int]] = []
         for some in _portions(texts):
-            # Not `encode`: it holds the GIL, for seconds on a long text (measured), and computes offsets.
-            encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=add_special_tokens)
+            try:
+                # Not `encode`: it holds the GIL, for seconds on a long text (measured), and computes offsets.
+                encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=add_special_tokens)
+            except BaseException as error:
+                raise RequestRejected(f"the model's tokenizer fails on this text: {_fault(error)}") from error
             ids += [encoding.ids for encoding in encodings]
         return ids
 
@@ -114,6 +151,12 @@ class Tokenizer:
         starts = [start for start in range(len(whole)) if whole[start : start + len(own)] == own]
         return tuple(whole[starts[0] + len(own) :]) if starts and own else ()
 
+    def start_rendering(self) -> None:
+        """Start the process that renders chats, if the model has a chat template. Raises CheckpointError if that cannot
+        be compiled, and HelperUnavailable."""
+        if self.chat_template is not None:
+            _ = self.chat_template.variables
+
     def render_chat(
         self,
         messages: list[dict[str, Any]],
@@ -121,7 +164,7 @@ class Tokenizer:
         variables: Mapping[str, Any],
         ending: Ending = "answer",
     ) -> str:
-        """A conversation in the model's own format. It has all special tokens.
+        """A conversation in the model's own format. It has all special tokens. Blocks: another process renders it.
 
         Args:
             messages, tools: as in OpenAI's API, as plain dicts.
@@ -129,7 +172,8 @@ class Tokenizer:
             ending: where it ends; it is ready for the assistant's answer if nothing else is asked.
 
         Raises:
-            RequestRejected: the model has no chat template, or the template refuses the conversation.
+            RequestRejected: the model has no chat template, or the template refuses the conversation or cannot
+                render it within its limits.
         """
         if self.chat_template is None:
             raise RequestRejected("this model has no chat template; use /v1/completions")
@@ -150,11 +194,16 @@ def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
         yield portion
 
 
-def _eos_token_ids(generation_config: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(folder: Path, generation: Mapping[str, Any], config: _ModelConfig) -> tuple[int, ...]:
     """Tokens that end an answer: generation_config.json knows all of them, config.json often only one."""
-    eos = generation_config.get("eos_token_id")
-    if eos is None:
-        eos = config.get("eos_token_id")
+    eos = config.eos_token_id
+    if (stated := generation.get("eos_token_id")) is not None:
+        try:
+            eos = msgspec.convert(stated, EosTokens)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(
+                f"{folder / 'generation_config.json'} has eos_token_id {stated!r:.80}: {error}"
+            ) from error
     if eos is None:
         return ()
     return (eos,) if isinstance(eos, int) else tuple(eos)
@@ -168,13 +217,9 @@ def _sampling_defaults(folder: Path, generation_config: Mapping[str, Any]) -> Sa
         raise CheckpointError(f"{folder / 'generation_config.json'} recommends what cannot be done: {error}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is no JSON object")
-    return content
+def _fault(error: BaseException) -> str:
+    """What a library in Rust says of its failure: it raises bare Exceptions, and where it panics no Exception at all.
+    Raises the error if it is none of the library's."""
+    if isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime":
+        return str(error)
+    raise error

@@ -21,9 +21,9 @@ from scheduler_svc.frontend.requests.batches.schemas import BATCH_ENDPOINTS
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel
-from scheduler_svc.frontend.requests.reader import RequestReader
+from scheduler_svc.frontend.requests.reader import RequestReader, Tokenize
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
+from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -75,7 +75,7 @@ class _GeneratingLines:
         name: LineName,
         raw: bytes,
         schema: type[Body],
-        tokenize: Callable[[Body, Tokenizer, int], TokenizedRequest],
+        tokenize: Tokenize[Body],
     ) -> ReadyLine:
         body, tokenized = await self._reader.read(raw, schema, tokenize, client)
         if body.stream:

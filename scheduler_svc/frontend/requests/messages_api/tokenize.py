@@ -10,6 +10,7 @@ import msgspec
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.chat_steps import ChatSteps
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.messages_api.chat import chat_request
 from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
@@ -20,14 +21,15 @@ from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 def tokenize_message(
     body: MessageRequest, tokenizer: Tokenizer, max_model_len: int, style: ChatStyle
-) -> TokenizedRequest:
+) -> ChatSteps[TokenizedRequest]:
     """A /v1/messages request, tokenized; arguments and errors as for `tokenize_chat`. An answer may be as long as the
     model's positions allow where the client asks for more: clients have to name a limit, and name a large one."""
     chat = chat_request(body, f"msg_{secrets.token_hex(12)}", style)
     if max_model_len:
         chat = chat.model_copy(update={"max_tokens": None})
     try:
-        tokenized = tokenized_in_words_of(_names(body), lambda: tokenize_chat(chat, tokenizer, max_model_len, style))
+        steps = tokenize_chat(chat, tokenizer, max_model_len, style)
+        tokenized = yield from tokenized_in_words_of(_names(body), steps)
     except ApiError as error:
         if error.code != "context_length_exceeded":
             raise
@@ -46,10 +48,11 @@ def tokenize_to_count(
     tokenizer: Tokenizer,
     max_model_len: int,
     style: ChatStyle,
-) -> TokenizedRequest:
+) -> ChatSteps[TokenizedRequest]:
     """The same, for its prompt alone: that may be too long to be answered, and no grammar is compiled."""
     only_prompt = body.model_copy(update={"max_tokens": 1})
-    return replace(tokenize_message(only_prompt, tokenizer, 0, style), grammar=None)
+    tokenized = yield from tokenize_message(only_prompt, tokenizer, 0, style)
+    return replace(tokenized, grammar=None)
 
 
 def message_context(tokenized: TokenizedRequest, body: MessageRequest, model: str) -> AnswerContext:

@@ -13,6 +13,7 @@ from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.answer_context import answer_context
 from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.chat_steps import ChatSteps
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.requests.renaming import in_words_of, tokenized_in_words_of
@@ -83,10 +84,10 @@ class ResponsePreparer:
         said = [sized.item for sized in own]
         return await self._reader.long_work(client.name, size, lambda: self._assembled(body, chat, tokenized, said))
 
-    def _tokenize(self, chat: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> TokenizedRequest:
+    def _tokenize(self, chat: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> ChatSteps[TokenizedRequest]:
         """As `tokenize_chat`, in the words of this API."""
-        tokenized = tokenized_in_words_of(NAMES, lambda: tokenize_chat(chat, tokenizer, max_model_len, self._style))
-        return _with_few_logprobs(tokenized)
+        steps = tokenize_chat(chat, tokenizer, max_model_len, self._style)
+        return _with_few_logprobs((yield from tokenized_in_words_of(NAMES, steps)))
 
     def _assembled(
         self, body: ResponseRequest, chat: ChatRequest, tokenized: TokenizedRequest, own: list[Item]

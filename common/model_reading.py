@@ -1,0 +1,97 @@
+"""The small files of a model's folder, read as what somebody else has written: nothing in them is as large as it says.
+
+A file is regular, or the folder cannot be used: to open a pipe would wait for its writer. It has a size that those of
+models do not come near, and is checked before it is decoded; so is how many values JSON would make of it.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import TypeVar, cast
+
+import msgspec
+
+from common.errors import CheckpointError
+
+MAX_CONFIG_BYTES = 4 * 2**20  # config.json and its like; with a list of layers for quantization 100 kB
+MAX_TEMPLATE_BYTES = 2**20  # chat_template.jinja; known ones have up to 20 kB
+MAX_INDEX_BYTES = 64 * 2**20  # model.safetensors.index.json; of a model with 60 layers of 384 experts 20 MB
+MAX_TOKENIZER_BYTES = 128 * 2**20  # tokenizer.json; of 262,144 tokens 33 MB
+MAX_CONTAINERS = 2**21  # lists and objects in a file, of 64 bytes or more each; 514,906 merges are known
+MAX_VALUES = 2**23  # values in a file
+
+Kind = TypeVar("Kind")
+
+
+def read_model_file(path: Path, max_bytes: int) -> bytes | None:
+    """The content of a file; None if it is not there.
+
+    Raises:
+        CheckpointError: it is no regular file, is larger than `max_bytes`, or cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{path} is no regular file, but a {_kind(found.st_mode)}")
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    if len(data) > max_bytes:
+        raise CheckpointError(f"{path} has {max(found.st_size, len(data))} bytes, the limit is {max_bytes}")
+    return data
+
+
+def read_model_json(path: Path, kind: type[Kind], max_bytes: int = MAX_CONFIG_BYTES) -> Kind | None:
+    """What a JSON file says; None if it is not there.
+
+    Args:
+        kind: that it has to be, as msgspec has types. `dict` takes what Python's json does, such as NaN.
+
+    Raises:
+        CheckpointError: as `read_model_file` does; or the file is no JSON, or something else than `kind`.
+    """
+    data = read_model_file(path, max_bytes)
+    if data is None:
+        return None
+    for what, found, limit in (
+        ("lists and objects", data.count(b"[") + data.count(b"{"), MAX_CONTAINERS),
+        ("values", data.count(b","), MAX_VALUES),
+    ):
+        if found > limit:
+            raise CheckpointError(f"{path} has {found} {what}, the limit is {limit}")
+    try:
+        content = json.loads(data) if kind is dict else msgspec.json.decode(data, type=kind)
+    except RecursionError as error:
+        raise CheckpointError(f"{path} is nested too deeply") from error
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if kind is dict and not isinstance(content, dict):
+        raise CheckpointError(f"{path} is no JSON object")
+    return cast(Kind, content)
+
+
+def check_regular(path: Path) -> None:
+    """Raise CheckpointError if a file that a library is going to open is there, and is no regular one."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"{path} is no regular file, but a {_kind(mode)}")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "pipe", stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
