@@ -348,6 +348,32 @@ def forgets_that_it_was_in_doubt(monkeypatch):
     monkeypatch.setattr(Sequences, "settle", lambda self, sequence: None)
 
 
+# --- late rows ---
+
+
+@fault("masks")
+def takes_tokens_that_were_computed_behind_a_late_row(monkeypatch):
+    def hopeful(self, executor, sequence):
+        self._stats.late_rows += 1
+        if sequence.state is not State.WAITING:
+            self.requeue(executor, sequence)
+
+    monkeypatch.setattr(Sequences, "mask_was_late", hopeful)
+
+
+@fault("masks")
+def goes_on_behind_a_late_row_without_starting_its_lane_anew(monkeypatch):
+    monkeypatch.setattr(Sequences, "mask_was_late", lambda self, executor, sequence: None)
+
+
+@fault("masks")
+def ends_what_has_a_late_mask(monkeypatch):
+    def hasty(self, executor, sequence):
+        self.end(sequence, "error", "late", "internal_error")
+
+    monkeypatch.setattr(Sequences, "mask_was_late", hasty)
+
+
 # --- sequences ---
 
 

@@ -144,6 +144,18 @@ class ExecutorState:
         return self._next_step > len(self.inflight)
 
     @property
+    def next_step(self) -> int:
+        """Number of the next plan."""
+        return self._next_step
+
+    def lets_pause(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence whose mask was late here pauses. Where none runs, it is in no one's way."""
+        late = sequence.lateness
+        if late is None or late.epoch != self.epoch or not len(self.running):
+            return False
+        return self._next_step < late.until_step
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold a lane, or wait for their last tokens."""
         return len(self.running) + len(self.completing)

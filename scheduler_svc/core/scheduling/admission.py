@@ -141,6 +141,10 @@ class Admission:
                 break
             if (num_tokens := budget.tokens_for(sequence, 0)) == 0:
                 break
+            is_void = sequence.num_void == sequence.num_inflight > 0 and sequence.placed == executor.epoch
+            if is_void or executor.lets_pause(sequence):
+                overtaken += 1
+                continue
             if sequence.num_inflight > 0 and sequence.placed == executor.epoch:
                 break  # preempted here a moment ago: its tokens must arrive first, and no other sequence overtakes it
             if self._sequences.await_pool(sequence):
