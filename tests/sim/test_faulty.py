@@ -352,13 +352,14 @@ def forgets_that_it_was_in_doubt(monkeypatch):
 
 
 @fault("masks")
-def takes_tokens_that_were_computed_behind_a_late_row(monkeypatch):
-    def hopeful(self, executor, sequence):
-        self._stats.late_rows += 1
-        if sequence.state is not State.WAITING:
-            self.requeue(executor, sequence)
+def forgets_the_rows_that_are_in_flight_behind_a_late_one(monkeypatch):
+    late = Sequences.mask_was_late
 
-    monkeypatch.setattr(Sequences, "mask_was_late", hopeful)
+    def forgetful(self, executor, sequence):
+        late(self, executor, sequence)
+        sequence.num_inflight = sequence.num_void = 0
+
+    monkeypatch.setattr(Sequences, "mask_was_late", forgetful)
 
 
 @fault("masks")
