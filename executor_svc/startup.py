@@ -265,7 +265,7 @@ def _load_model(
     start = time.monotonic()
     folder = resolve_model(options.model, weights=True)
     config, tasks = read_config(folder), choose_tasks(folder, options.tasks)
-    # Before the platform chooses kernels: it binds threads. Ranks wait for all masks, so that none differs in who is late.
+    # Before the platform chooses kernels: it binds threads. Ranks wait for all masks, so as to agree which are late.
     may_take_s = MASK_MAY_TAKE_S if group.size == 1 else None
     grammars = load_grammar_masks(folder, config.vocab_size, may_take_s)
     with Checkpoint(folder) as checkpoint:

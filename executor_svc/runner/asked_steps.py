@@ -22,8 +22,8 @@ from executor_svc.staging.pinned_memory import copy_to_device
 
 
 class PendingStep:
-    """A step that was launched. One thread waits for its result; those that fill masks wait for its tokens, and may keep
-    the step for long, so the rest is let go with the result.
+    """A step that was launched. One thread waits for its result; those that fill masks wait for its tokens, and may
+    keep the step for long, so the rest is let go with the result.
 
     Args:
         logprob_counts: of its plan.

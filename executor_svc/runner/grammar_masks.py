@@ -39,7 +39,9 @@ class DrawnTokens(Protocol):
         ...
 
 
-def load_grammar_masks(folder: Path, vocab_size: int, may_take_s: float | None = MASK_MAY_TAKE_S) -> "GrammarMasks | None":
+def load_grammar_masks(
+    folder: Path, vocab_size: int, may_take_s: float | None = MASK_MAY_TAKE_S
+) -> "GrammarMasks | None":
     """The masks of a model; None if its folder has no tokenizer.json.
 
     Args:
@@ -147,9 +149,7 @@ class GrammarMasks:
             must not differ in which lanes are late.
     """
 
-    def __init__(
-        self, tokenizer: LLTokenizer, vocab_size: int, may_take_s: float | None = MASK_MAY_TAKE_S
-    ) -> None:
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, may_take_s: float | None = MASK_MAY_TAKE_S) -> None:
         self._grammars = Grammars(tokenizer, vocab_size)
         self._threads = MaskThreads(self._grammars)
         self._words = mask_words(vocab_size)

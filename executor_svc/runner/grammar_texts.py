@@ -2,6 +2,7 @@
 
 Nothing here knows of threads. A grammar's texts share what its lexer has built, and the library's calls wait for each
 other by a lock that some hold together with Python's own: so no two threads may work on texts of one grammar at once.
+Calls that may take long let Python's other threads run; of those that read a token, only `LLExecutor`'s does.
 """
 
 import time
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from common import messages as m
 from common.grammars import parser_limits
@@ -94,12 +95,13 @@ class GrammarText:
             return True
         return self.matcher is None and len(self.tokens) + num_more > LONG_TEXT
 
-    def fill(self, tokens: Sequence[int], mask: IntArray, grammars: Grammars) -> int:
+    def fill(self, tokens: Sequence[int], mask: IntArray, grammars: Grammars, reader: LLExecutor) -> int:
         """Read more tokens, and set the bits of those that may come next.
 
         Args:
             tokens: what follows the text.
             mask: int32 [ceil(vocab / 32)], all zeros, which it stays where the text cannot go on.
+            reader: of the calling thread.
 
         Returns:
             TOO_COMPLEX, if the text passes the limits of its grammar in a matcher of its own that reads it anew, as
@@ -109,27 +111,25 @@ class GrammarText:
         tokens = [token for token in tokens if token not in self.stops]  # a sequence with a stop token has ended
         self.tokens += tokens
         if self.matcher is None:
-            self._read_anew(self.grammar.base or grammars.compile(self.grammar))
+            self._read_anew(self.grammar.base or grammars.compile(self.grammar), reader)
         else:
-            self._read(tokens)
+            self._read(tokens, reader)
         outcome = m.NO_TOKEN
         if not self._allows(mask, grammars):
             # Matchers of a grammar share what its lexer has built, which has a limit: other texts may have used it up.
-            self._read_anew(grammars.compile(self.grammar))
+            self._read_anew(grammars.compile(self.grammar), reader)
             if not self._allows(mask, grammars):
                 outcome = self._why(mask)
         self.grammar.last_s = time.thread_time() - begun
         return outcome
 
-    def _read_anew(self, base: LLMatcher) -> None:
+    def _read_anew(self, base: LLMatcher, reader: LLExecutor) -> None:
         self.matcher = base.deep_copy()
-        self._read(self.tokens)
+        self._read(self.tokens, reader)
 
-    def _read(self, tokens: Sequence[int]) -> None:
-        """One by one: the library lets no other thread of the process run meanwhile."""
-        assert self.matcher is not None
+    def _read(self, tokens: Sequence[int], reader: LLExecutor) -> None:
         for token in tokens:
-            if not self.matcher.consume_token(token):
+            if not reader.consume_token_par([(self.matcher, token)])[0]:
                 break
 
     def _allows(self, mask: IntArray, grammars: Grammars) -> bool:

@@ -1,9 +1,9 @@
 """The threads that fill masks: quick ones never wait for slow ones, and a step waits for neither without a bound.
 
-One thread fills the masks that are expected to be quick, another one the rest: those of grammars that are to be compiled
-first, of long texts that are read anew, and of grammars whose last mask was slow. A mask that keeps the quick thread for
-too long keeps it for good: another thread takes its place, and the old one ends with that mask. The library cannot be
-interrupted, and lets other threads run while it fills a mask.
+One thread fills the masks that are expected to be quick, another one the rest: those of grammars that are to be
+compiled first, of long texts that are read anew, and of grammars whose last mask was slow. A mask that keeps the quick
+thread for too long keeps it for good: another thread takes its place, and the old one ends with that mask. The library
+cannot be interrupted, and lets other threads run while it fills a mask.
 """
 
 import os
@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from llguidance import LLExecutor
 
 from common import messages as m
 from common.wire import IntArray
@@ -121,11 +123,11 @@ class MaskThreads:
     def _start_quick(self) -> None:
         self._quick_thread = self._start(self._do_quick)
 
-    def _start(self, work: Callable[[], None]) -> threading.Thread:
+    def _start(self, work: Callable[[LLExecutor], None]) -> threading.Thread:
         def run() -> None:
             if self._cpus is not None:  # a thread begins with the CPUs of the one that starts it, which is bound by now
                 os.sched_setaffinity(0, self._cpus)
-            work()
+            work(LLExecutor(num_threads=1))  # a thread of its own, which reads tokens while this one waits
 
         thread = threading.Thread(target=run, name="grammars", daemon=True)
         self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
@@ -134,13 +136,13 @@ class MaskThreads:
 
     # --- in the threads ---
 
-    def _do_quick(self) -> None:
+    def _do_quick(self, reader: LLExecutor) -> None:
         while True:
             with self._changed:
                 if (job := self._take(is_slow=False)) is None:
                     return
                 self._quick = job
-            self._do(job)
+            self._do(job, reader)
             with self._changed:
                 if self._quick is not job:
                     return  # another thread has taken this one's place
@@ -148,13 +150,13 @@ class MaskThreads:
                 if job.text.grammar.last_s > SLOW_S:
                     self._move(job.text.grammar.text)
 
-    def _do_slow(self) -> None:
+    def _do_slow(self, reader: LLExecutor) -> None:
         while True:
             with self._changed:
                 job = self._take(is_slow=True)
             if job is None:
                 return
-            self._do(job)
+            self._do(job, reader)
 
     def _take(self, *, is_slow: bool) -> MaskJob | None:
         """Wait for a job of a grammar that no other thread works on, and take the one that is expected to be the
@@ -170,9 +172,9 @@ class MaskThreads:
             self._changed.wait()
         return None
 
-    def _do(self, job: MaskJob) -> None:
+    def _do(self, job: MaskJob, reader: LLExecutor) -> None:
         try:
-            job.outcome = job.text.fill(job.get_tokens(), job.mask, self._grammars)
+            job.outcome = job.text.fill(job.get_tokens(), job.mask, self._grammars, reader)
         except Exception as error:  # a step failed that draws the tokens
             job.error = error
         with self._changed:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
 from common import messages as m
-from common.wire import IntArray
 from executor_svc.runner import grammar_masks, grammar_texts
 from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.grammar_texts import Grammars, GrammarText
@@ -35,13 +34,13 @@ class Held:
         self.after = 0
         fill = GrammarText.fill
 
-        def held(text: GrammarText, tokens: list[int], mask: IntArray, grammars: Grammars) -> int:
+        def held(text: GrammarText, tokens: list[int], *more: Any) -> int:
             is_held = text.grammar.text == SLOW and len(text.tokens) + len(tokens) >= self.after
             self.begun[text.grammar.text] += 1
             if is_held:
                 self.held.set()
                 assert self.go.wait(AT_MOST_S)
-            outcome = fill(text, tokens, mask, grammars)
+            outcome = fill(text, tokens, *more)
             if is_held:
                 self.done.set()
             return outcome
@@ -221,7 +220,7 @@ HARD = {
 
 def fill(text: GrammarText, tokens: list[int], grammars: Grammars) -> tuple[int, list[int]]:
     mask = np.zeros(-(-VOCAB // 32), np.int32)
-    return text.fill(tokens, mask, grammars), bits(mask)
+    return text.fill(tokens, mask, grammars, LLExecutor(num_threads=1)), bits(mask)
 
 
 @pytest.mark.parametrize("name", HARD)
@@ -229,7 +228,10 @@ def test_it_ends_at_the_same_token_wherever_its_text_was_read(name: str, monkeyp
     monkeypatch.setattr(grammar_texts, "parser_limits", lambda: SMALL)
     grammars, stops = Grammars(TOKENIZER, VOCAB), np.array([EOS], np.int32)
     rng = np.random.default_rng(1)
-    text, tokens, outcomes, last = GrammarText(grammars.get(HARD[name]), stops), [], [], []
+    text = GrammarText(grammars.get(HARD[name]), stops)
+    tokens: list[int] = []
+    outcomes: list[tuple[int, list[int]]] = []
+    last: list[int] = []
     while len(outcomes) < 150:
         outcome, allowed = fill(text, last, grammars)
         outcomes.append((outcome, allowed))

@@ -1,4 +1,4 @@
-"""Rows whose grammars' masks were late: their sequences go on with the tokens that they would have had, others at once."""
+"""Rows whose masks were late: their sequences go on with the tokens that they would have had, others at once."""
 
 from array import array
 from collections.abc import Callable

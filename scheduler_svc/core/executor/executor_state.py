@@ -149,7 +149,10 @@ class ExecutorState:
         return self._next_step
 
     def lets_pause(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence whose mask was late here pauses. Where none runs, it is in no one's way."""
+        """Whether a waiting sequence of which a row brought no token here lets others overtake it: until its rows in
+        flight, which are void, have come back; and if its mask was late, for some plans more, unless none runs."""
+        if sequence.num_void > 0 and sequence.placed == self.epoch:
+            return True
         late = sequence.lateness
         if late is None or late.epoch != self.epoch or not len(self.running):
             return False
