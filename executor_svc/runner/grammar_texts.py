@@ -2,7 +2,7 @@
 
 Nothing here knows of threads. A grammar's texts share what its lexer has built, and the library's calls wait for each
 other by a lock that some hold together with Python's own: so no two threads may work on texts of one grammar at once.
-Calls that may take long let Python's other threads run; of those that read a token, only `LLExecutor`'s does.
+Compiling and filling a mask let Python's other threads run, reading a token does not by itself (`TokenReader`).
 """
 
 import time
@@ -23,6 +23,7 @@ from executor_svc.staging.constrained_lanes import allow, packed_mask
 COMPILED_BYTES = 8 * 2**20
 KEPT_BYTES = 256 * 2**20  # of grammars that no text uses any more: requests with one schema compile it once
 SLOW_S = 0.01  # processor time of a mask; one that takes longer is slow, and so is the grammar's next one
+HARD_TOKEN_S = 0.001  # to read a token; after one that takes longer, other threads may run during the next
 LONG_TEXT = 64  # tokens; a new matcher that has to read more is slow: each takes up to 0.1 ms
 
 _MISMATCH = "satisfy the grammar"  # in the library's error, if a text has a token that the grammar does not allow
@@ -75,6 +76,24 @@ class Grammars:
         return grammar.base
 
 
+class TokenReader:
+    """Reads tokens for one thread.
+
+    While the library reads a token it keeps Python's lock, unless it reads tokens for several matchers: then a second
+    one comes along that reads none. That takes 0.1 ms, so only hard tokens are read so.
+    """
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._executor = LLExecutor(num_threads=1)
+        self._companion = LLMatcher(grammars.tokenizer, "", log_level=-1)  # has failed, and stays so
+
+    def read(self, matcher: LLMatcher, token: int, *, is_hard: bool) -> bool:
+        """Let a matcher read a token. False if it does not take it."""
+        if not is_hard:
+            return bool(matcher.consume_token(token))
+        return bool(self._executor.consume_token_par([(matcher, token), (self._companion, 0)])[0])
+
+
 @dataclass(eq=False)
 class GrammarText:
     """What a sequence has generated, and the matcher that has read it.
@@ -82,12 +101,14 @@ class GrammarText:
     Attributes:
         stops: the sequence's stop tokens, which are no text.
         matcher: None where it has to be made anew.
+        token_s: how long it took to read the last token.
     """
 
     grammar: Grammar
     stops: IntArray
     tokens: list[int] = field(default_factory=list)
     matcher: LLMatcher | None = None
+    token_s: float = 0.0
 
     def is_slow(self, num_more: int) -> bool:
         """Whether its next mask, after so many more tokens, is to be expected to take long."""
@@ -95,7 +116,7 @@ class GrammarText:
             return True
         return self.matcher is None and len(self.tokens) + num_more > LONG_TEXT
 
-    def fill(self, tokens: Sequence[int], mask: IntArray, grammars: Grammars, reader: LLExecutor) -> int:
+    def fill(self, tokens: Sequence[int], mask: IntArray, grammars: Grammars, reader: TokenReader) -> int:
         """Read more tokens, and set the bits of those that may come next.
 
         Args:
@@ -123,13 +144,17 @@ class GrammarText:
         self.grammar.last_s = time.thread_time() - begun
         return outcome
 
-    def _read_anew(self, base: LLMatcher, reader: LLExecutor) -> None:
+    def _read_anew(self, base: LLMatcher, reader: TokenReader) -> None:
         self.matcher = base.deep_copy()
         self._read(self.tokens, reader)
 
-    def _read(self, tokens: Sequence[int], reader: LLExecutor) -> None:
+    def _read(self, tokens: Sequence[int], reader: TokenReader) -> None:
+        assert self.matcher is not None
         for token in tokens:
-            if not reader.consume_token_par([(self.matcher, token)])[0]:
+            begun = time.perf_counter()
+            is_read = reader.read(self.matcher, token, is_hard=self.token_s > HARD_TOKEN_S)
+            self.token_s = time.perf_counter() - begun
+            if not is_read:
                 break
 
     def _allows(self, mask: IntArray, grammars: Grammars) -> bool:

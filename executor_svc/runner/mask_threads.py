@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llguidance import LLExecutor
-
 from common import messages as m
 from common.wire import IntArray
-from executor_svc.runner.grammar_texts import SLOW_S, Grammars, GrammarText
+from executor_svc.runner.grammar_texts import SLOW_S, Grammars, GrammarText, TokenReader
 
 
 @dataclass(eq=False)
@@ -123,11 +121,11 @@ class MaskThreads:
     def _start_quick(self) -> None:
         self._quick_thread = self._start(self._do_quick)
 
-    def _start(self, work: Callable[[LLExecutor], None]) -> threading.Thread:
+    def _start(self, work: Callable[[TokenReader], None]) -> threading.Thread:
         def run() -> None:
             if self._cpus is not None:  # a thread begins with the CPUs of the one that starts it, which is bound by now
                 os.sched_setaffinity(0, self._cpus)
-            work(LLExecutor(num_threads=1))  # a thread of its own, which reads tokens while this one waits
+            work(TokenReader(self._grammars))
 
         thread = threading.Thread(target=run, name="grammars", daemon=True)
         self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
@@ -136,7 +134,7 @@ class MaskThreads:
 
     # --- in the threads ---
 
-    def _do_quick(self, reader: LLExecutor) -> None:
+    def _do_quick(self, reader: TokenReader) -> None:
         while True:
             with self._changed:
                 if (job := self._take(is_slow=False)) is None:
@@ -150,7 +148,7 @@ class MaskThreads:
                 if job.text.grammar.last_s > SLOW_S:
                     self._move(job.text.grammar.text)
 
-    def _do_slow(self, reader: LLExecutor) -> None:
+    def _do_slow(self, reader: TokenReader) -> None:
         while True:
             with self._changed:
                 job = self._take(is_slow=True)
@@ -172,7 +170,7 @@ class MaskThreads:
             self._changed.wait()
         return None
 
-    def _do(self, job: MaskJob, reader: LLExecutor) -> None:
+    def _do(self, job: MaskJob, reader: TokenReader) -> None:
         try:
             job.outcome = job.text.fill(job.get_tokens(), job.mask, self._grammars, reader)
         except Exception as error:  # a step failed that draws the tokens

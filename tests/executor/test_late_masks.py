@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLExecutor, LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits
 
 from common import messages as m
 from executor_svc.runner import grammar_masks, grammar_texts
 from executor_svc.runner.grammar_masks import GrammarMasks
-from executor_svc.runner.grammar_texts import Grammars, GrammarText
+from executor_svc.runner.grammar_texts import Grammars, GrammarText, TokenReader
 from executor_svc.runner.mask_threads import MaskJob
 from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks
 from tests.executor.harness import start
@@ -220,7 +220,7 @@ HARD = {
 
 def fill(text: GrammarText, tokens: list[int], grammars: Grammars) -> tuple[int, list[int]]:
     mask = np.zeros(-(-VOCAB // 32), np.int32)
-    return text.fill(tokens, mask, grammars, LLExecutor(num_threads=1)), bits(mask)
+    return text.fill(tokens, mask, grammars, TokenReader(grammars)), bits(mask)
 
 
 @pytest.mark.parametrize("name", HARD)
