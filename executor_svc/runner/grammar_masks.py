@@ -7,12 +7,11 @@ A lane whose mask is not there in time is late until it is started again: a step
 filled meanwhile, and found by the same grammar and tokens when they come back, in whichever lane.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from llguidance import LLTokenizer
@@ -76,27 +75,28 @@ class _NewTokens:
         return [token] if token >= 0 else []
 
 
+class _Name(NamedTuple):
+    """What a text is known by, in whichever lane: stop tokens and tokens are int32."""
+
+    grammar: str
+    stops: bytes
+    tokens: bytes
+
+
 @dataclass(eq=False)
 class _LaneText:
     """A lane's text since its last start.
 
     Attributes:
-        tokens: int32, all that were generated, as far as they are known.
         job: the last one; None before the first.
         without: why its rows have no mask; None if they have.
         used: number of the last plan that needed it.
     """
 
     text: GrammarText
-    tokens: "array[int]"
     job: MaskJob | None = None
     without: int | None = None
     used: int = 0
-
-    @property
-    def key(self) -> tuple[str, bytes]:
-        """What names the text, in whichever lane."""
-        return self.text.grammar.text, self.tokens.tobytes()
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,12 @@ class _Row:
 
     Attributes:
         job: that fills its mask; None if it has none.
-        news: what the lane's text does not have yet; None if it has all.
         is_resumed: whether the job was begun for an earlier start.
     """
 
     lane: ConstrainedLane
     state: _LaneText
     job: MaskJob | None
-    news: _NewTokens | None
     is_resumed: bool = False
 
 
@@ -122,18 +120,22 @@ class PendingMasks:
     Args:
         owner: whose they are.
         rows: of the plan's lanes that have a grammar.
+        masks: int32 [rows, ceil(vocab / 32)], which the jobs fill that were begun for the plan.
         waits_for_resumed: whether they are waited for, too.
     """
 
-    def __init__(self, owner: "GrammarMasks", rows: Sequence[_Row], *, waits_for_resumed: bool) -> None:
+    def __init__(
+        self, owner: "GrammarMasks", rows: Sequence[_Row], masks: IntArray, *, waits_for_resumed: bool
+    ) -> None:
         self._owner = owner
         self._rows = rows
+        self._masks = masks
         self._waits_for_resumed = waits_for_resumed
 
     def result(self) -> LaneMasks:
         """Wait for the tokens that they depend on, and then for the masks, but not for long. Raises RuntimeError if a
         step failed that draws such a token."""
-        return self._owner.collect(self._rows, waits_for_resumed=self._waits_for_resumed)
+        return self._owner.collect(self._rows, self._masks, waits_for_resumed=self._waits_for_resumed)
 
 
 class GrammarMasks:
@@ -156,7 +158,7 @@ class GrammarMasks:
         self._may_take_s = may_take_s
         self._lanes: dict[int, _LaneText] = {}
         self._newest: dict[int, _NewTokens] = {}
-        self._late: OrderedDict[tuple[str, bytes], _LaneText] = OrderedDict()
+        self._late: OrderedDict[_Name, _LaneText] = OrderedDict()
         self._num_plans = 0
 
     def begin(
@@ -177,11 +179,15 @@ class GrammarMasks:
         if not asking:
             return None
         self._num_plans += 1
-        rows = [self._row(lane, starts=lane.start.message.lane in started) for lane in asking]
+        masks = np.zeros((len(asking), self._words), np.int32)
+        rows = [
+            self._row(lane, mask, starts=lane.start.message.lane in started)
+            for lane, mask in zip(asking, masks, strict=True)
+        ]
         self._threads.put([row.job for row in rows if row.job is not None and not row.is_resumed])
         if self._num_plans % _IDLE_PLANS == 0:
             self._let_matchers_go()
-        return PendingMasks(self, rows, waits_for_resumed=is_alone)
+        return PendingMasks(self, rows, masks, waits_for_resumed=is_alone)
 
     def launched(self, lanes: Sequence[ConstrainedLane], samples: Sequence[int], step: DrawnTokens) -> None:
         """A step was launched that draws these lanes' tokens, each as one of its samples."""
@@ -198,60 +204,64 @@ class GrammarMasks:
         """End the threads."""
         self._threads.close()
 
-    def collect(self, rows: Sequence[_Row], *, waits_for_resumed: bool) -> LaneMasks:
+    def collect(self, rows: Sequence[_Row], masks: IntArray, *, waits_for_resumed: bool) -> LaneMasks:
         """See `PendingMasks.result`."""
-        for row in rows:
-            if row.news is not None:
-                row.state.tokens.extend(row.news.get())
-        awaited = [row.job for row in rows if row.job is not None and (waits_for_resumed or not row.is_resumed)]
-        self._threads.wait(awaited, self._may_take_s)
-        masks, without = np.zeros((len(rows), self._words), np.int32), {}
-        for row, mask in zip(rows, masks, strict=True):
-            if row.state.without is None:
-                self._take(row, mask)
+        jobs = [row.job for row in rows if row.job is not None and (waits_for_resumed or not row.is_resumed)]
+        if left := [job for job in jobs if not job.is_done]:
+            for job in left:
+                job.get_tokens()
+            self._threads.wait(left, self._may_take_s)
+        without: dict[int, int] = {}
+        empty = []
+        for place, row in enumerate(rows):
+            if row.state.without is None and row.job is not None:
+                row.state.without = self._why_without(row.state, row.job)
             if row.state.without is not None:
                 without[row.lane.start.message.lane] = row.state.without
+                empty.append(place)
+                continue
+            if row.is_resumed and row.job is not None:
+                masks[place] = row.job.mask
+            if row.lane.mask is not None:
+                masks[place] &= row.lane.mask
+        if empty:
+            masks = masks.copy()  # threads may write to these yet
+            masks[empty] = 0
         return LaneMasks(masks, {row.lane.start.message.lane: i for i, row in enumerate(rows)}, without)
 
-    def _row(self, lane: ConstrainedLane, *, starts: bool) -> _Row:
-        message, news = lane.start.message, None
+    def _row(self, lane: ConstrainedLane, mask: IntArray, *, starts: bool) -> _Row:
+        message = lane.start.message
         if starts:
             generated = lane.start.tokens[message.num_prompt :]
-            key = (message.constraints.grammar, generated.tobytes())
+            key = _Name(message.constraints.grammar, lane.start.stop_token_ids.tobytes(), generated.tobytes())
             if (late := self._late.pop(key, None)) is not None:
-                state = self._lanes[message.lane] = _LaneText(late.text, late.tokens, late.job, used=self._num_plans)
-                return _Row(lane, state, late.job, None, is_resumed=True)
+                state = self._lanes[message.lane] = _LaneText(late.text, late.job, used=self._num_plans)
+                return _Row(lane, state, late.job, is_resumed=True)
             text = GrammarText(self._grammars.get(message.constraints.grammar), lane.start.stop_token_ids)
-            self._lanes[message.lane] = _LaneText(text, array("i", generated.tobytes()))
-            to_read = _NewTokens(generated)
+            self._lanes[message.lane] = _LaneText(text)
+            news = _NewTokens(generated)
         else:
-            to_read = news = self._newest[message.lane]
+            news = self._newest[message.lane]
         state = self._lanes[message.lane]
         state.used = self._num_plans
         if state.without is not None:
-            return _Row(lane, state, None, None)
-        state.job = MaskJob(state.text, to_read.get, np.zeros(self._words, np.int32))
-        return _Row(lane, state, state.job, news)
+            return _Row(lane, state, None)
+        state.job = MaskJob(state.text, news.get, mask)
+        return _Row(lane, state, state.job)
 
-    def _take(self, row: _Row, mask: IntArray) -> None:
-        """Give a row its mask, or the lane the reason why it has none."""
-        state, job = row.state, row.job
-        assert job is not None
-        if not job.is_done:
-            state.without = m.LATE
-            self._late[state.key] = state
-            if len(self._late) > MAX_LATE:
-                _, dropped = self._late.popitem(last=False)
-                assert dropped.job is not None
-                dropped.job.is_dropped = True
-            return
+    def _why_without(self, state: _LaneText, job: MaskJob) -> int | None:
+        """Why a lane has no mask; None if it has one."""
         if job.error is not None:
             raise job.error
-        if job.outcome == m.TOO_COMPLEX:
-            state.without = m.TOO_COMPLEX
-        mask[:] = job.mask
-        if row.lane.mask is not None:
-            mask &= row.lane.mask
+        if job.is_done:
+            return m.TOO_COMPLEX if job.outcome == m.TOO_COMPLEX else None
+        text = state.text
+        self._late[_Name(text.grammar.text, text.stops.tobytes(), self._threads.tokens_of(job))] = state
+        if len(self._late) > MAX_LATE:
+            _, dropped = self._late.popitem(last=False)
+            assert dropped.job is not None
+            dropped.job.is_dropped = True
+        return m.LATE
 
     def _let_matchers_go(self) -> None:
         for state in self._lanes.values():  # its sequence has most likely ended

@@ -116,11 +116,17 @@ class GrammarText:
             return True
         return self.matcher is None and len(self.tokens) + num_more > LONG_TEXT
 
+    def append(self, tokens: Sequence[int]) -> list[int]:
+        """More was generated. Returns what of it `fill` has to read: a sequence with a stop token has ended."""
+        new = [token for token in tokens if token not in self.stops]
+        self.tokens += new
+        return new
+
     def fill(self, tokens: Sequence[int], mask: IntArray, grammars: Grammars, reader: TokenReader) -> int:
-        """Read more tokens, and set the bits of those that may come next.
+        """Set the bits of the tokens that may come next.
 
         Args:
-            tokens: what follows the text.
+            tokens: what was appended since the last time.
             mask: int32 [ceil(vocab / 32)], all zeros, which it stays where the text cannot go on.
             reader: of the calling thread.
 
@@ -129,8 +135,6 @@ class GrammarText:
             every executor would find; else NO_TOKEN, which an empty mask means.
         """
         begun = time.thread_time()
-        tokens = [token for token in tokens if token not in self.stops]  # a sequence with a stop token has ended
-        self.tokens += tokens
         if self.matcher is None:
             self._read_anew(self.grammar.base or grammars.compile(self.grammar), reader)
         else:

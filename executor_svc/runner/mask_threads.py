@@ -9,6 +9,7 @@ cannot be interrupted, and lets other threads run while it fills a mask.
 import os
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class MaskJob:
         get_tokens: waits for what follows the text, and returns it.
         mask: int32 [ceil(vocab / 32)], all zeros until the thread writes it.
         is_slow: whether it is, or is expected to be.
+        is_begun: whether the text has these tokens.
         is_done: whether mask and outcome are there.
         outcome: see `GrammarText.fill`.
         error: what the thread raised.
@@ -36,6 +38,7 @@ class MaskJob:
     get_tokens: Callable[[], Sequence[int]]
     mask: IntArray
     is_slow: bool = False
+    is_begun: bool = False
     is_done: bool = False
     outcome: int = m.NO_TOKEN
     error: Exception | None = None
@@ -51,24 +54,26 @@ class MaskThreads:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # there is some, or the threads are to end
+        self._done = threading.Condition(self._lock)  # a slow mask, or all quick ones
         self._queues: dict[bool, list[MaskJob]] = {False: [], True: []}  # quick ones, and slow ones
         self._quick: MaskJob | None = None  # that the quick thread does
         self._quick_thread: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
         self._is_closed = False
         self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        with self._changed:
+        with self._lock:
             self._start_quick()
             self._start(self._do_slow)
 
     def put(self, jobs: Sequence[MaskJob]) -> None:
         """Have them done."""
-        with self._changed:
+        with self._lock:
             for job in jobs:
                 job.is_slow = job.text.grammar.is_busy or job.text.is_slow(1)
                 self._queues[job.is_slow].append(job)
-            self._changed.notify_all()
+            self._work.notify_all()
 
     def wait(self, jobs: Sequence[MaskJob], may_take_s: float | None) -> None:
         """Wait until they are done, or it takes too long.
@@ -76,7 +81,7 @@ class MaskThreads:
         Args:
             may_take_s: how long one quick mask may take, and all slow ones together; None for as long as they take.
         """
-        with self._changed:
+        with self._lock:
             now = time.monotonic()
             slow_until = quick_until = now + (may_take_s or 0)
             num_quick = len(jobs) + 1
@@ -87,17 +92,22 @@ class MaskThreads:
                     quick_until = now + (may_take_s or 0)
                 until = quick_until if num_quick else slow_until
                 if may_take_s is None:
-                    self._changed.wait()
+                    self._done.wait()
                 elif now < until:
-                    self._changed.wait(until - now)
+                    self._done.wait(until - now)
                 elif not num_quick or not self._relieve():
                     return
 
+    def tokens_of(self, job: MaskJob) -> bytes:
+        """The text that the mask is of, int32. Its tokens are known by now."""
+        with self._lock:
+            return array("i", job.text.tokens if job.is_begun else [*job.text.tokens, *job.get_tokens()]).tobytes()
+
     def close(self) -> None:
         """End the threads, as soon as each has done what it does."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._work.notify_all()
         for thread in self._threads:
             thread.join()
 
@@ -117,6 +127,7 @@ class MaskThreads:
             self._queues[False].remove(job)
             self._queues[True].append(job)
             job.is_slow = True
+        self._work.notify_all()
 
     def _start_quick(self) -> None:
         self._quick_thread = self._start(self._do_quick)
@@ -136,12 +147,12 @@ class MaskThreads:
 
     def _do_quick(self, reader: TokenReader) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if (job := self._take(is_slow=False)) is None:
                     return
                 self._quick = job
             self._do(job, reader)
-            with self._changed:
+            with self._lock:
                 if self._quick is not job:
                     return  # another thread has taken this one's place
                 self._quick = None
@@ -150,7 +161,7 @@ class MaskThreads:
 
     def _do_slow(self, reader: TokenReader) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 job = self._take(is_slow=True)
             if job is None:
                 return
@@ -167,14 +178,20 @@ class MaskThreads:
                 queue.remove(job)
                 job.text.grammar.is_busy = True
                 return job
-            self._changed.wait()
+            self._work.wait()
         return None
 
     def _do(self, job: MaskJob, reader: TokenReader) -> None:
         try:
-            job.outcome = job.text.fill(job.get_tokens(), job.mask, self._grammars, reader)
+            tokens = job.get_tokens()
+            with self._lock:
+                new, job.is_begun = job.text.append(tokens), True
+            job.outcome = job.text.fill(new, job.mask, self._grammars, reader)
         except Exception as error:  # a step failed that draws the tokens
             job.error = error
-        with self._changed:
+        with self._lock:
             job.text.grammar.is_busy, job.is_done = False, True
-            self._changed.notify_all()
+            if job.is_slow or not self._queues[False]:
+                self._done.notify_all()
+            if job.is_slow or self._queues[True]:  # of the same grammar, perhaps
+                self._work.notify_all()

@@ -35,7 +35,7 @@ class Held:
         fill = GrammarText.fill
 
         def held(text: GrammarText, tokens: list[int], *more: Any) -> int:
-            is_held = text.grammar.text == SLOW and len(text.tokens) + len(tokens) >= self.after
+            is_held = text.grammar.text == SLOW and len(text.tokens) >= self.after
             self.begun[text.grammar.text] += 1
             if is_held:
                 self.held.set()
@@ -132,7 +132,7 @@ def test_a_sequence_alone_is_waited_for(masks: GrammarMasks, held: Held, monkeyp
     pending = masks.begin([lane_of(masks, 0, SLOW)], {0}, is_alone=True)
     assert pending is not None
     pending.result()
-    assert waits == [1, 0, 1]
+    assert waits == [1, 1], "of three plans"
 
 
 def test_so_many_late_lanes_are_found_again(masks: GrammarMasks, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ HARD = {
 
 def fill(text: GrammarText, tokens: list[int], grammars: Grammars) -> tuple[int, list[int]]:
     mask = np.zeros(-(-VOCAB // 32), np.int32)
-    return text.fill(tokens, mask, grammars, TokenReader(grammars)), bits(mask)
+    return text.fill(text.append(tokens), mask, grammars, TokenReader(grammars)), bits(mask)
 
 
 @pytest.mark.parametrize("name", HARD)
