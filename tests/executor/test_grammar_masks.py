@@ -164,3 +164,16 @@ def test_lanes_of_a_plan_have_the_masks_that_each_has_alone(masks: GrammarMasks)
             alone.launched([lane._lane], [0], Drawn(tokens[-1]))
         masks.launched(lanes, list(range(6)), Drawn(*tokens))
     alone.close()
+
+
+def test_as_many_grammars_are_kept_as_their_bytes_allow(masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were asked for last; one that a lane uses goes on."""
+    monkeypatch.setattr(grammar_texts, "KEPT_BYTES", 3 * grammar_texts.COMPILED_BYTES)
+    regexes = [LLMatcher.grammar_from_regex(f"[a-z]{{1,{i + 1}}}") for i in range(5)]
+    first = Lane(masks, 9, regexes[0])
+    first.draw(1)
+    for number, regex in enumerate(regexes):
+        Lane(masks, number, regex).draw(1)
+        masks._grammars.get(regexes[1])
+    assert [*masks._grammars._kept] == [regexes[3], regexes[4], regexes[1]]
+    assert EOS in first.allowed()
