@@ -63,13 +63,13 @@ def parse_result(
 
     Raises:
         WireError: another number of tokens than the plan sampled, or of log-probabilities or pooled values than it
-            asked for, an id that is neither of the vocabulary nor `NO_TOKEN` nor `NO_NUMBERS`, or a log-probability
-            that is no number.
+            asked for, an id that is neither of the vocabulary nor says why there is no token (`NO_TOKEN` to `LATE`), or
+            a log-probability that is no number.
     """
     token_ids = int32_array("token_ids", result.token_ids)
     if len(token_ids) != num_samples:
         raise WireError(f"result of step {result.step} has {len(token_ids)} tokens, its plan samples {num_samples}")
-    check_range("token_ids", token_ids, m.NO_NUMBERS, vocab_size - 1)
+    check_range("token_ids", token_ids, m.LATE, vocab_size - 1)
     asks_nothing = not len(logprob_counts) and prompt_targets is None
     came = result.logprob_ids or result.logprobs or result.prompt_logprob_ids or result.prompt_logprobs
     if pooled is None and asks_nothing and not (came or result.pooled):  # as good as always

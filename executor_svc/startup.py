@@ -34,7 +34,7 @@ from executor_svc.model.sharding import Shard
 from executor_svc.model.tasks import choose_tasks
 from executor_svc.model.vocab_parallel import VocabParallelDraw
 from executor_svc.options import ExecutorOptions
-from executor_svc.runner.grammar_masks import GrammarMasks, load_grammar_masks
+from executor_svc.runner.grammar_masks import MASK_MAY_TAKE_S, GrammarMasks, load_grammar_masks
 from executor_svc.runner.runner import Runner
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -265,7 +265,9 @@ def _load_model(
     start = time.monotonic()
     folder = resolve_model(options.model, weights=True)
     config, tasks = read_config(folder), choose_tasks(folder, options.tasks)
-    grammars = load_grammar_masks(folder, config.vocab_size)  # before the platform chooses kernels: it binds threads
+    # Before the platform chooses kernels: it binds threads. Ranks wait for all masks, so as to agree which are late.
+    may_take_s = MASK_MAY_TAKE_S if group.size == 1 else None
+    grammars = load_grammar_masks(folder, config.vocab_size, may_take_s)
     with Checkpoint(folder) as checkpoint:
         if tasks == ("embed",) and "lm_head.weight" not in checkpoint.names:
             config = msgspec.structs.replace(config, tied=True)  # it has no head, and needs none

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rig.step_records import replaced
-from executor_svc.runner.grammar_masks import GrammarMasks
+from executor_svc.runner.grammar_masks import GrammarMasks, PendingMasks
+from executor_svc.runner.grammar_texts import GrammarText
 
 _STATISTICS: dict[str, Callable[[list[float]], Any]] = {
     "mean": np.mean,
@@ -46,14 +46,14 @@ class MaskTimes:
 
 
 @dataclass(frozen=True)
-class _TimedFuture:
-    _future: Future[Any]
+class _TimedMasks:
+    _pending: PendingMasks
     _waits: list[float]
 
     def result(self) -> Any:
-        """See `Future.result`."""
+        """See `PendingMasks.result`."""
         start = time.perf_counter()
-        result = self._future.result()
+        result = self._pending.result()
         self._waits.append(time.perf_counter() - start)
         return result
 
@@ -73,11 +73,11 @@ def timed_masks() -> Iterator[MaskTimes]:
         return timed
 
     def timed_begin(begin: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> _TimedFuture | None:
-            future = begin(*arguments)
-            return None if future is None else _TimedFuture(future, times.waits)
+        def timed(*arguments: Any, **options: Any) -> _TimedMasks | None:
+            pending = begin(*arguments, **options)
+            return None if pending is None else _TimedMasks(pending, times.waits)
 
         return timed
 
-    with replaced(GrammarMasks, "_mask", timed_mask), replaced(GrammarMasks, "begin", timed_begin):
+    with replaced(GrammarText, "fill", timed_mask), replaced(GrammarMasks, "begin", timed_begin):
         yield times

@@ -20,6 +20,11 @@ NO_TOKEN = -1
 """In place of a sampled row's token: every token is banned."""
 NO_NUMBERS = -2
 """In place of a sampled row's token: the model's scores are no numbers, whatever the row's constraints do to them."""
+TOO_COMPLEX = -3
+"""In place of a sampled row's token: the row's grammar passes the limits of `common.grammars` after this text."""
+LATE = -4
+"""In place of a sampled row's token: the mask of the row's grammar was not there in time, or that of a row before it
+since the lane's start."""
 
 TASKS: dict[Pooling, Task] = {"none": "generate", "hidden": "embed", "logits": "score"}
 
@@ -179,7 +184,8 @@ class StepResult(Message, frozen=True, tag="result"):
     Attributes:
         token_ids: int32, one for each entry of the plan's `sample_rows`, in that order. A row without one has
             `NO_NUMBERS`, if a score of the model is NaN or +inf, or all are -inf and the row has no constraints; else
-            `NO_TOKEN`.
+            `LATE` or `TOO_COMPLEX`, if that is so; else `NO_TOKEN`. Rows of a late lane are `LATE` until it is started
+            again.
         compute_us: microseconds from the plan's arrival in the runner to its tokens.
         logprob_ids, logprobs: int32 and float32 [sum of the plan's `logprob_counts`], tokens and their natural
             log-probabilities: for each sample the token that was drawn, then the likeliest ones in descending order.

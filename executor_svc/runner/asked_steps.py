@@ -1,7 +1,7 @@
 """Steps whose samples ask for more than a token: from the plan to what is drawn, and back to the plan's order."""
 
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,16 +13,16 @@ from common.prompt_targets import PromptTargets
 from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.model.draw import Drawn, Lanes
-from executor_svc.runner.grammar_masks import GrammarMasks
+from executor_svc.runner.grammar_masks import GrammarMasks, PendingMasks
 from executor_svc.runner.pooled_results import in_order
 from executor_svc.runner.readback import CopiedTensors, PendingCopies
 from executor_svc.staging.asked import AskedStager, AskedStep, SampleOrder, log_prob_entries
-from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedLanes, LaneMasks
+from executor_svc.staging.constrained_lanes import ConstrainedLane, ConstrainedLanes
 from executor_svc.staging.pinned_memory import copy_to_device
 
 
 class PendingStep:
-    """A step that was launched. One thread waits for its result; the one that fills masks waits for its tokens, and may
+    """A step that was launched. One thread waits for its result; those that fill masks wait for its tokens, and may
     keep the step for long, so the rest is let go with the result.
 
     Args:
@@ -31,6 +31,7 @@ class PendingStep:
         prompt_targets: of its plan.
         pooled: of its plan; None on ranks that do not tell what they find.
         order: of its samples; None for the plan's.
+        without: samples whose grammars have no mask, and why: LATE or TOO_COMPLEX.
         copies: what it finds: its tokens, or all of `Drawn` where there is an `order`; then `TargetLogProbs`, where the
             plan has targets; then pooled results, where it has any.
     """
@@ -42,6 +43,7 @@ class PendingStep:
         prompt_targets: PromptTargets | None,
         pooled: PooledRows | None,
         order: SampleOrder | None,
+        without: Mapping[int, int],
         copies: PendingCopies | CopiedTensors,
     ) -> None:
         self._logprob_counts = logprob_counts
@@ -49,6 +51,7 @@ class PendingStep:
         self._prompt_targets = prompt_targets
         self._pooled = pooled
         self._order = order
+        self._without = without
         self._copies: PendingCopies | CopiedTensors | None = copies
         self._token_ids: IntArray | None = None
 
@@ -64,6 +67,9 @@ class PendingStep:
             not_banned = tokens == m.NO_TOKEN
             not_banned[self._constrained] = False
             tokens[not_banned] = m.NO_NUMBERS
+            for sample, why in self._without.items():
+                if tokens[sample] == m.NO_TOKEN:
+                    tokens[sample] = why
             self._token_ids = tokens
         return self._token_ids
 
@@ -100,7 +106,7 @@ class AskedPlan:
     order: SampleOrder
     asked: PlanColumns
     constrained: list[ConstrainedLane]
-    masks: Future[LaneMasks] | None
+    masks: PendingMasks | None
 
 
 class AskedSteps:
@@ -147,16 +153,22 @@ class AskedSteps:
             if columns.epoch != self._epoch:
                 self._grammars.forget_lanes()
             self._epoch = columns.epoch
-            masks = self._grammars.begin(constrained, {start.message.lane for start in starts})
+            started = {start.message.lane for start in starts}
+            masks = self._grammars.begin(constrained, started, is_alone=columns.num_rows == len(constrained))
         elif any(lane.start.message.constraints.grammar for lane in constrained):
             raise WireError("the plan has a grammar, and this executor has no tokenizer")
         return AskedPlan(order.apply(columns), order, columns, constrained, masks)
 
     def stage(self, plan: AskedPlan) -> AskedStep:
         """Bring what a plan asks for to the device, as far as it is not there. If it has grammars, this waits for the
-        tokens of the step before and for the masks; the device computes meanwhile."""
+        tokens of the step before, and not for long for the masks; the device computes meanwhile."""
         masks = None if plan.masks is None else plan.masks.result()
-        return self._stager.stage(plan.asked, plan.constrained, plan.order, masks)
+        step = self._stager.stage(plan.asked, plan.constrained, plan.order, masks)
+        if masks is None or not masks.without:
+            return step
+        samples = zip(plan.constrained, plan.asked.constrained.tolist(), strict=True)
+        numbers = ((lane.start.message.lane, sample) for lane, sample in samples)
+        return replace(step, without={sample: masks.without[n] for n, sample in numbers if n in masks.without})
 
     def launched(self, plan: AskedPlan, step: AskedStep, drawn: Drawn, pending: PendingStep) -> None:
         """A step's tokens are being drawn: they are those of its constrained lanes from now on."""
@@ -173,6 +185,6 @@ class AskedSteps:
         return [*self._stager.copied_bytes(), self._started_bytes]
 
     def close(self) -> None:
-        """End the thread that fills masks."""
+        """End the threads that fill masks."""
         if self._grammars is not None:
             self._grammars.close()

@@ -1,33 +1,34 @@
-"""Which tokens a grammar allows next: a matcher for each lane, and a thread that fills masks while the model computes.
+"""Which tokens a grammar allows next: the masks of a plan's lanes, filled in other threads while the model computes.
 
 A matcher is derived from the lane's start and the tokens since. Where a lane starts with tokens that were generated
-elsewhere, they are replayed, so a sequence that moves here in the middle of a document goes on to the same document.
-Masks are computed one after the other: matchers of one grammar share what its lexer has built, and wait for each other.
+elsewhere, they are read again, so a sequence that moves here in the middle of a document goes on to the same document.
+
+A lane whose mask is not there in time is late until it is started again: a step waits for it no more. The mask is
+filled meanwhile, and found by the same grammar and tokens when they come back, in whichever lane.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
+from common import messages as m
 from common.errors import CheckpointError
-from common.grammars import parser_limits
-from common.logging import get_logger
 from common.tokenizer_file import read_tokenizer_file
 from common.wire import IntArray
-from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks, allow, packed_mask
+from executor_svc.runner.grammar_texts import Grammars, GrammarText
+from executor_svc.runner.mask_threads import MaskJob, MaskThreads
+from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks
 from kernels.reference import mask_words
 
-_NO_TOKENS: IntArray = np.zeros(0, np.int32)
-_COMPILED = 64  # grammars that are kept: requests with one schema compile it once
+MASK_MAY_TAKE_S = 0.02  # that a step waits for; twice of what is slow, as other threads may have the processor
+MAX_LATE = 32  # late lanes whose masks are found again; what else begins was given up, or begins anew
 _IDLE_PLANS = 256  # a lane that so many plans did not need keeps its tokens, and no matcher
-
-log = get_logger("executor")
+_NO_TOKENS: IntArray = np.zeros(0, np.int32)
 
 
 class DrawnTokens(Protocol):
@@ -38,8 +39,13 @@ class DrawnTokens(Protocol):
         ...
 
 
-def load_grammar_masks(folder: Path, vocab_size: int) -> "GrammarMasks | None":
+def load_grammar_masks(
+    folder: Path, vocab_size: int, may_take_s: float | None = MASK_MAY_TAKE_S
+) -> "GrammarMasks | None":
     """The masks of a model; None if its folder has no tokenizer.json.
+
+    Args:
+        may_take_s: see `GrammarMasks`.
 
     Raises:
         CheckpointError: the file is malformed, or has more tokens than the model.
@@ -48,14 +54,14 @@ def load_grammar_masks(folder: Path, vocab_size: int) -> "GrammarMasks | None":
     if read_tokenizer_file(folder) is None:  # which checks it
         return None
     try:
-        return GrammarMasks(LLTokenizer(str(path), n_vocab=vocab_size), vocab_size)
+        return GrammarMasks(LLTokenizer(str(path), n_vocab=vocab_size), vocab_size, may_take_s)
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be used for grammars: {error}") from error
 
 
 @dataclass(frozen=True)
 class _NewTokens:
-    """What a lane's matcher has to consume before its mask: tokens that were said, or one that a step draws."""
+    """What a lane's matcher has to read before its mask: tokens that were said, or one that a step draws."""
 
     said: IntArray
     drawn: DrawnTokens | None = None
@@ -64,68 +70,125 @@ class _NewTokens:
     def get(self) -> list[int]:
         """The tokens, as soon as they are known; none for a row that has none."""
         if self.drawn is None:
-            return [int(token) for token in self.said]
+            known: list[int] = self.said.tolist()
+            return known
         token = int(self.drawn.token_ids()[self.sample])
         return [token] if token >= 0 else []
 
 
-@dataclass
+class _Name(NamedTuple):
+    """What a text is known by, in whichever lane: stop tokens and tokens are int32."""
+
+    grammar: str
+    stops: bytes
+    tokens: bytes
+
+
+@dataclass(eq=False)
 class _LaneText:
-    """What a lane's sequence has generated, and the matcher that has read it.
+    """A lane's text since its last start.
 
     Attributes:
-        matcher: None where it has to be made anew.
+        job: the last one; None before the first.
+        without: why its rows have no mask; None if they have.
         used: number of the last plan that needed it.
     """
 
-    grammar: str
-    tokens: list[int]
-    matcher: LLMatcher | None = None
+    text: GrammarText
+    job: MaskJob | None = None
+    without: int | None = None
     used: int = 0
 
 
-class GrammarMasks:
-    """The matchers of one executor.
+@dataclass(frozen=True)
+class _Row:
+    """A lane's part of a plan.
 
-    Its thread starts with it, on the CPUs that the calling thread may use then: make it before that thread is bound to
+    Attributes:
+        job: that fills its mask; None if it has none.
+        is_resumed: whether the job was begun for an earlier start.
+    """
+
+    lane: ConstrainedLane
+    state: _LaneText
+    job: MaskJob | None
+    is_resumed: bool = False
+
+
+class PendingMasks:
+    """The masks of a plan, to come.
+
+    Args:
+        owner: whose they are.
+        rows: of the plan's lanes that have a grammar.
+        masks: int32 [rows, ceil(vocab / 32)], which the jobs fill that were begun for the plan.
+        waits_for_resumed: whether they are waited for, too.
+    """
+
+    def __init__(
+        self, owner: "GrammarMasks", rows: Sequence[_Row], masks: IntArray, *, waits_for_resumed: bool
+    ) -> None:
+        self._owner = owner
+        self._rows = rows
+        self._masks = masks
+        self._waits_for_resumed = waits_for_resumed
+
+    def result(self) -> LaneMasks:
+        """Wait for the tokens that they depend on, and then for the masks, but not for long. Raises RuntimeError if a
+        step failed that draws such a token."""
+        return self._owner.collect(self._rows, self._masks, waits_for_resumed=self._waits_for_resumed)
+
+
+class GrammarMasks:
+    """The lanes' texts of one executor.
+
+    Its threads start with it, on the CPUs that the calling thread may use then: make it before that thread is bound to
     one of them.
 
     Args:
         tokenizer: of the model.
         vocab_size: of the model.
+        may_take_s: how long a step waits, see `MaskThreads.wait`; None for as long as masks take: ranks of one group
+            must not differ in which lanes are late.
     """
 
-    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._not_eos = ~packed_mask(np.array(tokenizer.eos_tokens, np.int32), vocab_size)
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, may_take_s: float | None = MASK_MAY_TAKE_S) -> None:
+        self._grammars = Grammars(tokenizer, vocab_size)
+        self._threads = MaskThreads(self._grammars)
+        self._words = mask_words(vocab_size)
+        self._may_take_s = may_take_s
+        self._lanes: dict[int, _LaneText] = {}
         self._newest: dict[int, _NewTokens] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._thread.submit(lambda: None).result()
-        # Of the thread:
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._texts: dict[int, _LaneText] = {}
+        self._late: OrderedDict[_Name, _LaneText] = OrderedDict()
         self._num_plans = 0
 
-    def begin(self, lanes: Sequence[ConstrainedLane], started: set[int]) -> "Future[LaneMasks] | None":
+    def begin(
+        self, lanes: Sequence[ConstrainedLane], started: set[int], *, is_alone: bool = False
+    ) -> PendingMasks | None:
         """Begin to fill the masks of the lanes that have a grammar; None if none has.
 
         Args:
             lanes: of a plan's constrained samples.
             started: those of them that the plan starts.
+            is_alone: whether the plan has no other rows. Then masks that were begun for an earlier start are waited
+                for, too: a plan that said at once that they are late would come again at once.
 
         Returns:
             Their masks, to come.
         """
-        jobs = []
-        for lane in lanes:
-            number, constraints = lane.start.message.lane, lane.start.message.constraints
-            if not constraints.grammar:
-                continue
-            generated = lane.start.tokens[lane.start.message.num_prompt :]
-            news = _NewTokens(generated) if number in started else self._newest[number]
-            jobs.append((lane, number in started, news))
-        return self._thread.submit(self._fill, jobs) if jobs else None
+        asking = [lane for lane in lanes if lane.start.message.constraints.grammar]
+        if not asking:
+            return None
+        self._num_plans += 1
+        masks = np.zeros((len(asking), self._words), np.int32)
+        rows = [
+            self._row(lane, mask, starts=lane.start.message.lane in started)
+            for lane, mask in zip(asking, masks, strict=True)
+        ]
+        self._threads.put([row.job for row in rows if row.job is not None and not row.is_resumed])
+        if self._num_plans % _IDLE_PLANS == 0:
+            self._let_matchers_go()
+        return PendingMasks(self, rows, masks, waits_for_resumed=is_alone)
 
     def launched(self, lanes: Sequence[ConstrainedLane], samples: Sequence[int], step: DrawnTokens) -> None:
         """A step was launched that draws these lanes' tokens, each as one of its samples."""
@@ -135,73 +198,73 @@ class GrammarMasks:
 
     def forget_lanes(self) -> None:
         """An epoch is over: its lanes are started anew before they are needed again."""
-        if self._newest:
-            self._newest.clear()
-            self._thread.submit(self._texts.clear)
+        self._newest.clear()
+        self._lanes.clear()
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
+        """End the threads."""
+        self._threads.close()
 
-    # --- in the thread ---
+    def collect(self, rows: Sequence[_Row], masks: IntArray, *, waits_for_resumed: bool) -> LaneMasks:
+        """See `PendingMasks.result`."""
+        jobs = [row.job for row in rows if row.job is not None and (waits_for_resumed or not row.is_resumed)]
+        if left := [job for job in jobs if not job.is_done]:
+            for job in left:
+                job.get_tokens()
+            self._threads.wait(left, self._may_take_s)
+        without: dict[int, int] = {}
+        empty = []
+        for place, row in enumerate(rows):
+            if row.state.without is None and row.job is not None:
+                row.state.without = self._why_without(row.state, row.job)
+            if row.state.without is not None:
+                without[row.lane.start.message.lane] = row.state.without
+                empty.append(place)
+                continue
+            if row.is_resumed and row.job is not None:
+                masks[place] = row.job.mask
+            if row.lane.mask is not None:
+                masks[place] &= row.lane.mask
+        if empty:
+            masks = masks.copy()  # threads may write to these yet
+            masks[empty] = 0
+        return LaneMasks(masks, {row.lane.start.message.lane: i for i, row in enumerate(rows)}, without)
 
-    def _fill(self, jobs: list[tuple[ConstrainedLane, bool, _NewTokens]]) -> LaneMasks:
-        self._num_plans += 1
-        masks = np.zeros((len(jobs), mask_words(self._vocab_size)), np.int32)
-        for (lane, starts, news), mask in zip(jobs, masks, strict=True):
-            self._mask(lane, news, mask, starts=starts)
-        for text in self._texts.values():
-            if text.used + _IDLE_PLANS < self._num_plans:  # its sequence has most likely ended
-                text.matcher = None
-        return LaneMasks(masks, {lane.start.message.lane: row for row, (lane, *_) in enumerate(jobs)})
-
-    def _mask(self, lane: ConstrainedLane, news: _NewTokens, mask: IntArray, *, starts: bool) -> None:
-        """Fill a lane's mask, which is all zeros and stays so where the text cannot go on."""
-        number, stops = lane.start.message.lane, lane.start.stop_token_ids
+    def _row(self, lane: ConstrainedLane, mask: IntArray, *, starts: bool) -> _Row:
+        message = lane.start.message
         if starts:
-            self._texts[number] = _LaneText(lane.start.message.constraints.grammar, [])
-        text = self._texts[number]
-        text.used = self._num_plans
-        tokens = [token for token in news.get() if token not in stops]  # a sequence with a stop token has ended
-        text.tokens += tokens
-        if text.matcher is None:
-            self._replay(text)
-        elif tokens:
-            text.matcher.consume_tokens(tokens)
-        if not self._allows(text, stops, mask):
-            # Matchers of a grammar share what its lexer has built, which has a limit: other texts may have used it up.
-            self._compiled.pop(text.grammar, None)
-            self._replay(text)
-            if not self._allows(text, stops, mask):
-                assert text.matcher is not None
-                log.warning("grammar failed", lane=number, reason=text.matcher.get_error().splitlines()[0][:200])
-                mask[:] = 0
-        if lane.mask is not None:
-            mask &= lane.mask
+            generated = lane.start.tokens[message.num_prompt :]
+            key = _Name(message.constraints.grammar, lane.start.stop_token_ids.tobytes(), generated.tobytes())
+            if (late := self._late.pop(key, None)) is not None:
+                state = self._lanes[message.lane] = _LaneText(late.text, late.job, used=self._num_plans)
+                return _Row(lane, state, late.job, is_resumed=True)
+            text = GrammarText(self._grammars.get(message.constraints.grammar), lane.start.stop_token_ids)
+            self._lanes[message.lane] = _LaneText(text)
+            news = _NewTokens(generated)
+        else:
+            news = self._newest[message.lane]
+        state = self._lanes[message.lane]
+        state.used = self._num_plans
+        if state.without is not None:
+            return _Row(lane, state, None)
+        state.job = MaskJob(state.text, news.get, mask)
+        return _Row(lane, state, state.job)
 
-    def _replay(self, text: _LaneText) -> None:
-        text.matcher = self._compile(text.grammar).deep_copy()
-        if text.tokens:
-            text.matcher.consume_tokens(text.tokens)
+    def _why_without(self, state: _LaneText, job: MaskJob) -> int | None:
+        """Why a lane has no mask; None if it has one."""
+        if job.error is not None:
+            raise job.error
+        if job.is_done:
+            return m.TOO_COMPLEX if job.outcome == m.TOO_COMPLEX else None
+        text = state.text
+        self._late[_Name(text.grammar.text, text.stops.tobytes(), self._threads.tokens_of(job))] = state
+        if len(self._late) > MAX_LATE:
+            _, dropped = self._late.popitem(last=False)
+            assert dropped.job is not None
+            dropped.job.is_dropped = True
+        return m.LATE
 
-    def _allows(self, text: _LaneText, stops: IntArray, mask: IntArray) -> bool:
-        """Fill the mask of the token after a text. False if the matcher has given up."""
-        matcher = text.matcher
-        assert matcher is not None
-        if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if matcher.is_error():
-            return False
-        mask &= self._not_eos
-        if matcher.is_accepting():
-            allow(mask, stops, self._vocab_size)
-        return True
-
-    def _compile(self, grammar: str) -> LLMatcher:
-        matcher = self._compiled.pop(grammar, None)
-        if matcher is None:
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
-        self._compiled[grammar] = matcher
-        if len(self._compiled) > _COMPILED:
-            self._compiled.popitem(last=False)
-        return matcher
+    def _let_matchers_go(self) -> None:
+        for state in self._lanes.values():  # its sequence has most likely ended
+            if state.used + _IDLE_PLANS < self._num_plans and state.without is None:
+                state.text.matcher = state.job = None

@@ -128,7 +128,8 @@ class Runner(Generic[Metadata]):
             found.append(results.out)
         order = None if asked_plan is None else asked_plan.order
         copies = self._readback.start(found)
-        pending = PendingStep(columns.logprob_counts, columns.constrained, targets, pooled, order, copies)
+        without = {} if asked is None else asked.without
+        pending = PendingStep(columns.logprob_counts, columns.constrained, targets, pooled, order, without, copies)
         if asked_plan is not None and asked is not None:
             self._asked_steps.launched(asked_plan, asked, drawn, pending)
         return pending

@@ -1,7 +1,7 @@
 """What the samples of a step ask for beside a token: adjusted scores, log-probabilities. From columns to tensors."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ class AskedStep:
         adjustments: theirs; None if there are none.
         first_logprob, end_logprob: the samples that come with log-probabilities.
         num_top: of how many of the likeliest tokens; the most that any of them wants.
+        without: of the plan's samples, by their numbers there, those whose grammars have no mask, and why.
     """
 
     num_samples: int
@@ -41,6 +42,7 @@ class AskedStep:
     first_logprob: int
     end_logprob: int
     num_top: int
+    without: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def num_logprobs(self) -> int:

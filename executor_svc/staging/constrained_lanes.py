@@ -4,7 +4,7 @@ All of it was said by a lane's last start in this epoch, or follows from the pla
 again at any time, to any executor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -67,10 +67,12 @@ class LaneMasks:
     Attributes:
         masks: int32 [lanes, ceil(vocab / 32)], each as in `kernels.arguments.Adjustments`.
         rows: each lane's row.
+        without: lanes that have none, but zeros, and why: LATE or TOO_COMPLEX.
     """
 
     masks: IntArray
     rows: dict[int, int]
+    without: dict[int, int] = field(default_factory=dict)
 
 
 class ConstrainedLanes:

@@ -282,11 +282,12 @@ class Core:
         if self._scale is not None:
             self._scale.answered(result.epoch, answered.num_tokens, min(result.compute_us / 1e6, answered.seconds))
         self._counters.step_done(result, output, now)
-        if output.numberless:  # they wait again, for now
+        if output.numberless or output.unmasked:  # they wait again, for now
             self._counters.moved(self.scheduler.take_moves(), now)
         self.requests.stepped(output, now)
         actions = log_lines.failures(output.ends)
         actions += log_lines.numberless(self._name(result.epoch), result, output.numberless)
+        actions += log_lines.unmasked(self._name(result.epoch), result, output.unmasked)
         for epoch, client in output.convictions:
             actions += self._follow(self.fleet.gave_no_numbers(epoch, client, now), now)
         return [*actions, *self._end_if_drained(result.epoch, now)]

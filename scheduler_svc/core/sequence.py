@@ -93,6 +93,23 @@ class Doubt:
     origin: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Where the mask of a row was late: the sequence is admitted there again after a pause.
+
+    Attributes:
+        epoch: of the executor.
+        num_tokens: that the sequence had.
+        count: of late rows one after the other, with so many tokens.
+        until_step: number of the executor's plan that ends the pause.
+    """
+
+    epoch: int
+    num_tokens: int
+    count: int
+    until_step: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One stream of tokens. While it runs, the counts that change with each step are in its lane (`lanes.py`).
@@ -108,7 +125,7 @@ class Sequence:
         largest_token: among its tokens, as far as `tokens` has them, and those that its parameters name.
         num_inflight: tokens that plans in flight will still bring to it after it has left its lane; its pooled result
             counts as one.
-        num_void: of those, tokens that will be dropped, because a row before theirs brought no numbers.
+        num_void: of those, tokens that will be dropped, because a row before theirs brought none.
         num_written: its first positions whose K and V an answered plan had written on some executor, as far as that is
             known outside of its lane. To compute one of them is to compute it again.
         num_cached_prompt: prompt tokens found in the prefix cache at the first admission, and not computed again for
@@ -123,6 +140,7 @@ class Sequence:
         failed_on: name of the executor that failed last with it.
         doubt: where a row of it had no numbers, so that it is computed once more without the prefix cache; None if it
             is not.
+        lateness: where the last mask was late that was; None if none was.
         model: what computed its answer so far, or computes its beginning; a sequence with an answer goes on with this
             model as long as an executor has it.
         placed: epoch of the executor that it waits for, 0 while that is open.
@@ -166,6 +184,7 @@ class Sequence:
     strikes: int = 0
     failed_on: str = ""
     doubt: Doubt | None = None
+    lateness: Lateness | None = None
     model: str = ""
     placed: int = 0
     tail: Tail | None = None

@@ -60,7 +60,7 @@ class StepOutput:
         positions: how many tokens each of them had generated before, [sequences].
         firsts: those among them whose first token it is.
         ends: those among them that end with it, by a stop token or because they have `max_tokens`; and those that got
-            none, because their constraints ban every one.
+            none, because their constraints ban every one, or their grammars are too complex.
         model: what computed the tokens.
         logprobs: what came with the tokens; None if no sequence wants any.
         prompt_logprobs: of prompts, what is new; a sequence that had ended gets none.
@@ -68,6 +68,7 @@ class StepOutput:
         returned: those of `sequences` that waited since their last token.
         late: those of `sequences` that wait already; their tokens were in flight.
         numberless: sequences that got none, because the model's scores are no numbers.
+        unmasked: sequences that got none, because their grammars' masks were late.
         convictions: epochs that gave earlier rows of these sequences no numbers, though there are some; each with the
             client whose row it was.
     """
@@ -84,6 +85,7 @@ class StepOutput:
     returned: Lists[Sequence] = ()
     late: Lists[Sequence] = ()
     numberless: Lists[Sequence] = ()
+    unmasked: Lists[Sequence] = ()
     convictions: Lists[tuple[int, str]] = ()
 
     def split(self) -> tuple["StepOutput | None", "StepOutput | None"]:

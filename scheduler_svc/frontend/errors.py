@@ -27,6 +27,7 @@ _STATUS_OF_CODE = {
     "capacity_lost": 503,
     "grammars_lost": 503,
     "no_token": 422,  # to try again would end the same
+    "grammar_too_complex": 422,  # likewise
     "deadline_exceeded": 504,
 }
 _MESSAGE_TYPES = {

@@ -106,7 +106,7 @@ RESULT = m.StepResult(
 )
 
 
-@pytest.mark.parametrize("none", [m.NO_TOKEN, m.NO_NUMBERS])
+@pytest.mark.parametrize("none", [m.NO_TOKEN, m.NO_NUMBERS, m.TOO_COMPLEX, m.LATE])
 def test_results_with_log_probabilities(none: int) -> None:
     counts, result = np.array([0, 1, 3], np.int32), msgspec.structs.replace(RESULT, token_ids=ints(4, none, 9))
     columns = parse_result(result, 3, 10, counts)

@@ -138,9 +138,10 @@ def test_results():
     assert parse_result(result, 2, 10).token_ids.tolist() == [4, 9]
     with pytest.raises(WireError, match="step 3 has 2 tokens, its plan samples 1"):
         parse_result(result, 1, 10)
-    with pytest.raises(WireError, match="token_ids has 9, allowed are -2 to 8"):
+    with pytest.raises(WireError, match="token_ids has 9, allowed are -4 to 8"):
         parse_result(result, 2, 9)
-    none = msgspec.structs.replace(result, token_ids=ints(m.NO_TOKEN, m.NO_NUMBERS))
-    assert parse_result(none, 2, 10).token_ids.tolist() == [m.NO_TOKEN, m.NO_NUMBERS]
-    with pytest.raises(WireError, match="token_ids has -3, allowed are -2 to 9"):
-        parse_result(msgspec.structs.replace(result, token_ids=ints(4, -3)), 2, 10)
+    whys = [m.NO_TOKEN, m.NO_NUMBERS, m.TOO_COMPLEX, m.LATE]
+    none = msgspec.structs.replace(result, token_ids=ints(*whys))
+    assert parse_result(none, 4, 10).token_ids.tolist() == whys
+    with pytest.raises(WireError, match="token_ids has -5, allowed are -4 to 9"):
+        parse_result(msgspec.structs.replace(result, token_ids=ints(4, -5)), 2, 10)

@@ -11,6 +11,7 @@ from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.grammars.checker import check
 from scheduler_svc.frontend.grammars.spec import GrammarSpec
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests.frontend.walks import is_allowed, matcher
 from tests.support.effort import examples
 
 MODEL = Tokenizer(DEMO_MODEL_DIR)
@@ -220,3 +221,48 @@ def test_a_key_that_is_written_with_escapes_evades_no_schema():
     assert not accepts(compiled, r'{"\u0061": "x"}')
     assert accepts(grammar("json", {"type": "object"}), r'{"a": "\u0007"}')
     assert accepts(grammar("json", {"const": "a\x07b"}), r'"a\u0007b"')
+
+
+STRING = {"type": "string"}
+
+
+def with_properties(count: int, required: int = 0, prefix: str = "key") -> dict[str, object]:
+    names = [f"{prefix}{i}" for i in range(count)]
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(names, STRING),
+        "required": names[:required],
+        "additionalProperties": False,
+    }
+
+
+def nested(depth: int) -> dict[str, object]:
+    inner = nested(depth - 1) if depth else STRING
+    return with_properties(2, 1) | {"properties": {"key0": STRING, "key1": inner}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "text"),
+    [
+        ("json", with_properties(240), '{"key3":"a","key100":"b","key239":"c"}'),
+        ("json", with_properties(500, 500), json.dumps({f"key{i}": "a" for i in range(500)})),
+        ("json", nested(30), '{"key0":"a","key1":' * 31 + '"b"' + "}" * 31),
+        ("json", {"anyOf": [with_properties(4) | {"title": str(i)} for i in range(50)]}, '{"key0":"a","key3":"b"}'),
+        ("json", {"enum": [f"the word number {i}" for i in range(2000)]}, '"the word number 1999"'),
+        ("choice", [f"the word number {i}" for i in range(2000)], "the word number 1999"),
+    ],
+    ids=["240 optional", "500 required", "30 deep", "any of 50", "enum", "choice"],
+)
+def test_what_is_large_and_may_be_meant_keeps_to_the_limits(kind: str, content: object, text: str):
+    """Also in a mask after each of its tokens."""
+    [tokens] = MODEL.encode([text], add_special_tokens=False)
+    assert is_allowed(TOKENIZER, grammar(kind, content), tokens)
+
+
+def test_what_would_take_ever_longer_passes_the_limits():
+    compiled = grammar("grammar", 'start: e\ne: e e | e e e | /[a-z]/ | " "\n')
+    [tokens] = MODEL.encode(["a" * 600], add_special_tokens=False)
+    held = matcher(TOKENIZER, compiled)
+    num_taken = sum(held.consume_token(token) for token in tokens)
+    assert num_taken < len(tokens)
+    assert "1000" in held.get_error()

@@ -52,7 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         block_size=st.sampled_from([1, 2, 3, 16, 256]),
-        window=st.sampled_from([1, 2]),
+        window=st.sampled_from([1, 2, 2, 8]),
         pool_tokens=st.integers(8, 90),
         budget=st.integers(1, 24),
         max_num_seqs=st.integers(1, 6),
@@ -160,17 +160,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Prompt tokens whose log-probabilities were told."""
         return len(self.prompt_logprobs[sequence]) // max(1, sequence.params.prompt_logprobs)
 
-    def answer_oldest(self, epoch: int, numberless: int | None = None) -> None:
+    def answer_oldest(self, epoch: int, numberless: int | None = None, late: int | None = None) -> None:
         """Run the oldest plan in flight and commit what it gives.
 
         Args:
             numberless: a row, counted from the first, that brings no numbers instead; so many that there are less will
                 do.
+            late: a constrained row, counted likewise, whose mask is not there in time.
         """
         plan, inflight = self.sent[epoch].popleft(), self.scheduler.executor(epoch).inflight[0]
         for sequence, end in self.ends_of_rows[epoch].popleft().items():
             self.written[sequence] = max(self.written[sequence], end)
-        result = self.executors[epoch].run(plan)
+        constrained = int32_array("constrained", plan.constrained).tolist()
+        lates = [] if late is None or not constrained else [constrained[late % len(constrained)]]
+        result = self.executors[epoch].run(plan, [int(inflight.lanes[row]) for row in lates])
+        for row, token in enumerate(array("i", result.token_ids)):
+            if token == m.LATE:
+                for ends in self.ends_of_rows[epoch]:
+                    ends.pop(inflight.sequences[row], None)
         if numberless is not None and inflight.sequences:
             row = numberless % len(inflight.sequences)
             tokens = array("i", result.token_ids)
@@ -320,7 +327,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer(self, data):
         epoch = data.draw(st.sampled_from([e for e, plans in self.sent.items() if plans]))
-        self.answer_oldest(epoch, data.draw(st.sampled_from([*[None] * 7, 0, 1, 2])))
+        strange = st.sampled_from([*[None] * 7, 0, 1, 2])
+        self.answer_oldest(epoch, data.draw(strange), data.draw(strange))
 
     @precondition(lambda self: self.executors)
     @rule(steps=st.integers(1, 12))

@@ -8,6 +8,7 @@ SHORT_POOL_GRACE_S = 1.53  # no whole number of ticks, so that rounding decides 
 KILLS = {"kill": 4.0, "kill_and_leave_down": 1.0, "reset": 2.0, "half_open": 1.0, "freeze": 1.0}
 HANGS = {"hang": 3.0, "late_step": 3.0, "freeze": 2.0, "step_failure": 3.0, "broken_gpu": 1.0}
 NUMBERLESS = {"numberless_step": 4.0, "computes_no_numbers": 3.0}
+MASKS = {"late_masks": 6.0}
 NETWORK = {"cut_both": 2.0, "cut_up": 1.0, "cut_down": 1.0, "half_open": 1.0, "reset": 1.0}
 DRAINS = {"sigterm": 3.0, "drain": 3.0, "drain_finish": 3.0, "kill": 1.0}
 UPGRADES = {"upgrade": 4.0, "upgrade_all": 2.0, "sigterm": 1.0, "drain_finish": 1.0, "kill": 1.0}
@@ -65,6 +66,7 @@ EVERYTHING = {
     **KILLS,
     **HANGS,
     **NUMBERLESS,
+    **MASKS,
     **NETWORK,
     **DRAINS,
     **UPGRADES,
@@ -153,6 +155,12 @@ PROFILES = {
     ),
     "hangs": Profile({**HANGS}),
     "numberless": Profile({**NUMBERLESS, "kill": 1.0, "cancel": 1.0, "hang_up": 1.0}, executors=(1, 3), tasks=0.3),
+    "masks": Profile(
+        {**MASKS, "kill": 2.0, "sigterm": 1.0, "numberless_step": 1.0, "cancel": 1.0, "hang_up": 1.0},
+        num_faults=(2, 6),
+        max_tokens=60,
+        step_s=(0.01, 0.02, 0.05),
+    ),
     "drains": Profile({**DRAINS}, executors=(1, 3), tasks=0.3),
     "upgrades": Profile({**UPGRADES}, num_builds=3, executors=(2, 3)),
     "pools": replace(

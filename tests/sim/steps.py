@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from common import messages as m
+from common.wire import int32_array
 from tests.sim.models import Build, ModelOracle
 from tests.sim.world import World
 from tests.support.oracle import Written
@@ -30,6 +31,7 @@ class Fate(Enum):
     GARBLED = "garbled"  # too many tokens
     ANOTHER = "another"  # the answer is to a step that was not sent
     NUMBERLESS = "numberless"  # its scores are no numbers
+    UNMASKED = "unmasked"  # masks of grammars, or of other constraints, are not there in time
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ class StepThread:
     def _computed(self, plan: m.Plan, fate: Fate) -> None:
         """The step has ended."""
         self._fate = self._computing = None
-        answer: Answer = self._oracle.run(plan)
+        late = int32_array("lanes", plan.lanes).tolist() if fate is Fate.UNMASKED else ()
+        answer: Answer = self._oracle.run(plan, late)
         if self._oracle.is_poisoned(plan):
             if self.poison_kills:
                 self._crash()

@@ -348,6 +348,33 @@ def forgets_that_it_was_in_doubt(monkeypatch):
     monkeypatch.setattr(Sequences, "settle", lambda self, sequence: None)
 
 
+# --- late rows ---
+
+
+@fault("masks")
+def forgets_the_rows_that_are_in_flight_behind_a_late_one(monkeypatch):
+    late = Sequences.mask_was_late
+
+    def forgetful(self, executor, sequence):
+        late(self, executor, sequence)
+        sequence.num_inflight = sequence.num_void = 0
+
+    monkeypatch.setattr(Sequences, "mask_was_late", forgetful)
+
+
+@fault("masks")
+def goes_on_behind_a_late_row_without_starting_its_lane_anew(monkeypatch):
+    monkeypatch.setattr(Sequences, "mask_was_late", lambda self, executor, sequence: None)
+
+
+@fault("masks")
+def ends_what_has_a_late_mask(monkeypatch):
+    def hasty(self, executor, sequence):
+        self.end(sequence, "error", "late", "internal_error")
+
+    monkeypatch.setattr(Sequences, "mask_was_late", hasty)
+
+
 # --- sequences ---
 
 

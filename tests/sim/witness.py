@@ -404,6 +404,7 @@ class Witness:
                 self._failures.pop(sequence, None)
         self._numberless.update(output.numberless)
         self.moments["rows without numbers"] += len(output.numberless)
+        self.moments["late rows"] += len(output.unmasked)
         for sequence in [sequence for sequence, count in self._numberless.items() if count > 1]:
             self.guilty.add((sequence.request_id, sequence.index))
         for came in output.prompt_logprobs:

@@ -10,7 +10,7 @@ token depends on the constraints as well, so those of another sequence, or none,
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -131,11 +131,17 @@ class OracleExecutor:
         self.slots: dict[int, Written] = {} if slots is None else slots
         self.last_tokens: dict[int, int] = {}
         self.computed_tokens = 0
+        self.late_lanes: set[int] = set()  # whose masks were late since their last start
         self._lanes = ConstrainedLanes(limits.vocab_size)
         self._lane_tokens: dict[int, list[int]] = {}
 
-    def run(self, plan: m.Plan) -> m.StepResult:
-        """Check the plan against everything written so far and answer it."""
+    def run(self, plan: m.Plan, late: Collection[int] = ()) -> m.StepResult:
+        """Check the plan against everything written so far and answer it.
+
+        Args:
+            late: lanes whose masks are not there in time, as far as the plan has constrained rows of them. Their rows
+                have no token until they are started again: what is computed behind them is computed with a wrong one.
+        """
         columns = parse_plan(plan, self.limits)
         rows = self._rows(columns)
         for row in rows:
@@ -147,6 +153,15 @@ class OracleExecutor:
             sampling, lane = columns.sampling, int(columns.lanes[r])
             seed = int(sampling.seeds[i]) if sampling is not None and sampling.temperatures[i] > 0 else 0
             token = next_token(histories[r], seed ^ self.model ^ salts.get(i, 0), self.limits.vocab_size)
+            if i in salts and lane in late:
+                self.late_lanes.add(lane)
+            if i in salts and lane in self.late_lanes:
+                self.last_tokens[lane] = 0
+                self._lane_tokens[lane].append(0)
+                tokens.append(m.LATE)
+                ids += [0] * int(columns.logprob_counts[i]) if len(columns.logprob_counts) else []
+                values += [0.0] * int(columns.logprob_counts[i]) if len(columns.logprob_counts) else []
+                continue
             self.last_tokens[lane] = token
             if i in salts:
                 self._lane_tokens[lane].append(token)
@@ -181,6 +196,7 @@ class OracleExecutor:
         """What constraints make of the samples that have some; their lanes' tokens must be those of the slots."""
         known = self._lanes.take(columns)
         for start in columns.lane_starts:
+            self.late_lanes.discard(start.message.lane)
             self._lane_tokens[start.message.lane] = start.tokens.tolist()
         salts = {}
         for sample, lane in zip(columns.constrained.tolist(), known, strict=True):

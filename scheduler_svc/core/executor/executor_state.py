@@ -144,6 +144,21 @@ class ExecutorState:
         return self._next_step > len(self.inflight)
 
     @property
+    def next_step(self) -> int:
+        """Number of the next plan."""
+        return self._next_step
+
+    def lets_pause(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence of which a row brought no token here lets others overtake it: until its rows in
+        flight, which are void, have come back; and if its mask was late, for some plans more, unless none runs."""
+        if sequence.num_void > 0 and sequence.placed == self.epoch:
+            return True
+        late = sequence.lateness
+        if late is None or late.epoch != self.epoch or not len(self.running):
+            return False
+        return self._next_step < late.until_step
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold a lane, or wait for their last tokens."""
         return len(self.running) + len(self.completing)

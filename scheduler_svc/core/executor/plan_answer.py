@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from common.messages import NO_NUMBERS
+from common.messages import LATE, NO_NUMBERS, TOO_COMPLEX
 from common.step_result import ResultColumns
 from common.wire import IntArray
 from scheduler_svc.core.executor.inflight_plan import InflightPlan
@@ -20,6 +20,7 @@ from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
 Rows = npt.NDArray[np.int64]
 
 NONE_IS_ALLOWED = "no token can be drawn: the request's constraints ban every one"
+GRAMMAR_IS_TOO_COMPLEX = "the request's grammar is too complex: what may follow the text so far passes the limits"
 
 
 def take_answer(plan: InflightPlan, result: ResultColumns, lanes: Lanes, model: str) -> StepOutput:
@@ -74,14 +75,18 @@ def _awaits_token(sequence: Sequence) -> bool:
 
 
 def _without_tokens(output: StepOutput, rows: Iterable[tuple[Sequence, int]]) -> StepOutput:
-    """The output with what became of rows that brought NO_TOKEN or NO_NUMBERS."""
-    ends, numberless = [*output.ends], [*output.numberless]
+    """The output with what became of rows that brought no token."""
+    ends, numberless, unmasked = [*output.ends], [*output.numberless], [*output.unmasked]
     for sequence, why in rows:
         if why == NO_NUMBERS:
             numberless.append(sequence)
+        elif why == LATE:
+            unmasked.append(sequence)
+        elif why == TOO_COMPLEX:
+            ends.append(SequenceEnd(sequence, "error", GRAMMAR_IS_TOO_COMPLEX, "grammar_too_complex"))
         else:
             ends.append(SequenceEnd(sequence, "error", NONE_IS_ALLOWED, "no_token"))
-    return replace(output, ends=ends, numberless=numberless)
+    return replace(output, ends=ends, numberless=numberless, unmasked=unmasked)
 
 
 def _appended(

@@ -45,6 +45,7 @@ class Gauges:
     strikes: int
     struck_out: int
     numberless: int
+    late_rows: int
     model_changes: int
     journal_bytes: int
     journal_batches: int
@@ -165,6 +166,7 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
         ("baton_strikes", "Failures of executors, once for each sequence they computed.", gauges.strikes),
         ("baton_sequences_ended_by_strikes", "Sequences that executors failed of again and again.", gauges.struck_out),
         ("baton_rows_without_numbers", "Rows whose scores, or results, were no numbers.", gauges.numberless),
+        ("baton_rows_late", "Rows whose grammars' masks were not there in time.", gauges.late_rows),
         ("baton_model_changes", "Sequences that went on with another model.", gauges.model_changes),
         ("baton_prompt_tokens", "Prompt tokens accepted.", report.prompt_tokens),
         ("baton_queried_prompt_tokens", "Prompt tokens looked up in the prefix cache.", gauges.queried_prompt_tokens),

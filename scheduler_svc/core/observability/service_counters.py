@@ -140,7 +140,7 @@ class ServiceCounters:
                 self.metrics.inter_token_seconds.observe(now - last)
         for sequence in output.late:
             self._interrupted[sequence] = now
-        for sequence in output.numberless:
+        for sequence in (*output.numberless, *output.unmasked):
             if sequence.num_output > 0:  # its last token came with the answer before
                 self._interrupted.setdefault(sequence, steps.answered_at)
         steps.answered_at = now

@@ -130,6 +130,7 @@ class StatusReporter:
             strikes=stats.strikes,
             struck_out=stats.struck_out,
             numberless=stats.numberless,
+            late_rows=stats.late_rows,
             model_changes=stats.model_changes,
             journal_bytes=io_counts.journal_bytes,
             journal_batches=group_commit.num_batches,

@@ -20,11 +20,12 @@ def failures(ends: Iterable[SequenceEnd]) -> list[Action]:
 
 def numberless(executor: str, result: m.StepResult, sequences: Iterable[Sequence]) -> list[Action]:
     """Which rows of a step had no numbers; they are computed once more."""
-    where = {"executor": executor, "epoch": result.epoch, "step": result.step}
-    return [
-        WriteLog("warning", "scores are no numbers", {**where, "request": each.request_id}, is_seldom=True)
-        for each in sequences
-    ]
+    return _rows("scores are no numbers", executor, result, sequences)
+
+
+def unmasked(executor: str, result: m.StepResult, sequences: Iterable[Sequence]) -> list[Action]:
+    """Which rows of a step had no mask in time; they are computed once more."""
+    return _rows("a grammar's mask was late", executor, result, sequences)
 
 
 def relaxed(sequences: Iterable[Sequence], library: str) -> list[Action]:
@@ -68,3 +69,8 @@ def ended(facts: Mapping[str, object], sequences_moved: int, *, is_failure: bool
     level: Level = "warning" if is_failure else "info"
     what = "executor lost" if is_failure else "executor left"
     return log_line(level, what, **facts, sequences_moved=sequences_moved)
+
+
+def _rows(event: str, executor: str, result: m.StepResult, sequences: Iterable[Sequence]) -> list[Action]:
+    where = {"executor": executor, "epoch": result.epoch, "step": result.step}
+    return [WriteLog("warning", event, {**where, "request": each.request_id}, is_seldom=True) for each in sequences]

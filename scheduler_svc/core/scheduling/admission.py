@@ -19,7 +19,7 @@ from scheduler_svc.core.sequence import Sequence
 
 Rooms = dict[int, Room]  # by the list of executors; the queue keeps these lists while nothing changes
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
-MAX_LOOKS = 1024  # at executors, by a plan that finds other ones for waiting sequences; it ends with the last of these
+MAX_LOOKS = 1024  # at executors, by a plan that finds other ones for waiting sequences, and at sequences that pause
 
 
 class Admission:
@@ -139,9 +139,11 @@ class Admission:
         for sequence in self._sequences.waiting.candidates(executor.epoch):
             if not executor.running.has_free_lane or overtaken == MAX_OVERTAKEN or num_looks >= MAX_LOOKS:
                 break
-            if (num_tokens := budget.tokens_for(sequence, 0)) == 0:
-                break
-            if sequence.num_inflight > 0 and sequence.placed == executor.epoch:
+            if executor.lets_pause(sequence):
+                num_looks += 1
+                continue
+            is_awaited = sequence.num_inflight > 0 and sequence.placed == executor.epoch
+            if is_awaited or (num_tokens := budget.tokens_for(sequence, 0)) == 0:
                 break  # preempted here a moment ago: its tokens must arrive first, and no other sequence overtakes it
             if self._sequences.await_pool(sequence):
                 continue

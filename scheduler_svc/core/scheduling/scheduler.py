@@ -219,6 +219,8 @@ class Scheduler:
             for end in ends:
                 self._note_length(end)
             output = replace(output, ends=[*output.ends, *ends], convictions=convictions)
+        for sequence in output.unmasked:
+            self.sequences.mask_was_late(executor, sequence)
         return output
 
     def take_moves(self) -> Moves:

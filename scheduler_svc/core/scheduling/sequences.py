@@ -20,8 +20,10 @@ from scheduler_svc.core.scheduling.pools import Pools
 from scheduler_svc.core.scheduling.stats import Move, Moves, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects, is_suspect
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
-from scheduler_svc.core.sequence import Doubt, Earlier, Sequence, State, largest_token, new_sequences
+from scheduler_svc.core.sequence import Doubt, Earlier, Lateness, Sequence, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
+
+MAX_LATE_PAUSE = 32  # plans: half a second of steps of 16 ms; a mask that takes ten times as long costs few starts
 
 
 class Sequences:
@@ -254,14 +256,21 @@ class Sequences:
         if sequence.doubt is not None:
             message = "the model's scores for this request are no numbers: it was computed twice"
             return [self.end(sequence, "error", message, "internal_error")]
-        if sequence.state is not State.WAITING:
-            self.requeue(executor, sequence)
-        sequence.num_void = sequence.num_inflight
-        sequence.num_written = max(sequence.num_written, len(sequence.tokens))
+        self._compute_again(executor, sequence)
         self.in_doubt[sequence] = None
         sequence.doubt = Doubt(executor.epoch, executor.name, executor.origin)
         executor.num_doubts += 1
         return []
+
+    def mask_was_late(self, executor: ExecutorState, sequence: Sequence) -> None:
+        """A row of a sequence had no mask in time: it is computed once more, after a pause of few plans that doubles
+        each time, since each start of a lane tells the executor all tokens and the grammar again."""
+        self._stats.late_rows += 1
+        self._compute_again(executor, sequence)
+        before, num_tokens = sequence.lateness, len(sequence.tokens)
+        count = before.count + 1 if before is not None and before.num_tokens == num_tokens else 1
+        until_step = executor.next_step + min(2**count, MAX_LATE_PAUSE)
+        sequence.lateness = Lateness(executor.epoch, num_tokens, count, until_step)
 
     def settle(self, sequence: Sequence) -> Doubt | None:
         """A sequence that was in doubt has ended, or what was computed again has numbers. Returns the doubt."""
@@ -310,6 +319,13 @@ class Sequences:
 
     def _join_queue(self, sequence: Sequence) -> None:
         self.waiting.add(sequence, self._now)
+
+    def _compute_again(self, executor: ExecutorState, sequence: Sequence) -> None:
+        """A row brought no token, so those behind it, which are in flight, were computed with none: they are void."""
+        if sequence.state is not State.WAITING:
+            self.requeue(executor, sequence)
+        sequence.num_void = sequence.num_inflight
+        sequence.num_written = max(sequence.num_written, len(sequence.tokens))
 
     def _stop_awaiting(self, joined: ExecutorState | None = None) -> None:
         """Sequences wait no longer for pools that an executor has now, or that they have waited for long enough."""

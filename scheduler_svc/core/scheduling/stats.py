@@ -45,6 +45,7 @@ class SchedulerStats:
         resumed: sequences that lost their executor and waited for another.
         strikes: given to sequences.
         numberless: rows whose scores, or results, were no numbers.
+        late_rows: rows whose grammars' masks were not there in time.
         struck_out: sequences that ended by them.
         model_changes: sequences with an answer, be it log-probabilities of the prompt only, that went on with another
             model, because no executor had theirs any more.
@@ -65,6 +66,7 @@ class SchedulerStats:
     resumed: int = 0
     strikes: int = 0
     numberless: int = 0
+    late_rows: int = 0
     struck_out: int = 0
     model_changes: int = 0
     recomputed_tokens: int = 0

@@ -39,7 +39,9 @@ def _answer(spec: GrammarSpec, tokenizer: LLTokenizer) -> str:
         case "json":
             grammar = LLMatcher.grammar_from_json_schema(dump(with_options(json.loads(spec.text))))
         case "choice":
-            grammar = LLMatcher.grammar_from_lark("start: " + " | ".join(map(literal, json.loads(spec.text))))
+            # One terminal: of as many rules the parser would have an item for each, and a limit of them.
+            choices = " | ".join(map(literal, json.loads(spec.text)))
+            grammar = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         case "regex":
             grammar = LLMatcher.grammar_from_regex(spec.text)
         case "grammar":

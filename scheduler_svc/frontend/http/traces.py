@@ -26,6 +26,7 @@ from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
 
 MAX_LOGGED_CHARACTERS = 300
 MESSAGE_REQUEST_ID_HEADER = "request-id"  # Anthropic's clients read it
+FAILED_WITHOUT_TOKEN = ("no_token", "grammar_too_complex")  # after it was accepted, although the status is a refusal's
 _REQUEST_ID = re.compile(r"[!-~]{1,128}", re.ASCII)  # printable, and no longer: it is sent back and logged
 
 log = get_logger(__name__)
@@ -79,7 +80,8 @@ class Traces:
             return
         error: ApiError | None = scope.get(ERROR)
         code = (error.code if error else None) or f"status_{status}"
-        event = "request refused" if (status < 500 and code != "no_token") or status == 503 else "request failed"
+        is_refusal = status == 503 or (status < 500 and code not in FAILED_WITHOUT_TOKEN)
+        event = "request refused" if is_refusal else "request failed"
         if not scope.get(IS_SUBMITTED):  # else the core refused or failed it, and counts that
             self._counts.refused(code)
         client = getattr(scope.get("baton.client"), "name", "") or (scope.get("client") or ("?",))[0]

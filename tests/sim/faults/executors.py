@@ -78,6 +78,11 @@ def numberless_step(scene: Scene, rng: Random) -> bool:
     return fate(scene, rng, Fate.NUMBERLESS)
 
 
+def late_masks(scene: Scene, rng: Random) -> bool:
+    """Masks are late, in one step or in several."""
+    return fate(scene, rng, *[Fate.UNMASKED] * rng.choice([1, 1, 2, 5]))
+
+
 def computes_no_numbers(scene: Scene, rng: Random) -> bool:
     """No step gives numbers, until an operator replaces the machine."""
 
@@ -205,7 +210,7 @@ def _replace_by(scene: Scene, executor: ExecutorProcess, build: Build) -> None:
 
 KINDS = (
     *(kill, kill_and_leave_down, freeze, hang, late_step, step_failure, one_step_failure, broken_gpu),
-    *(numberless_step, computes_no_numbers),
+    *(numberless_step, computes_no_numbers, late_masks),
     *(lose_largest, drain_largest, finish_largest),
     *(reset, half_open, cut_both, cut_up, cut_down, sigterm, drain, drain_finish, upgrade, upgrade_all),
     upgrade_library,

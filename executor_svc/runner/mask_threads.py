@@ -1,0 +1,197 @@
+"""The threads that fill masks: quick ones never wait for slow ones, and a step waits for neither without a bound.
+
+One thread fills the masks that are expected to be quick, another one the rest: those of grammars that are to be
+compiled first, of long texts that are read anew, and of grammars whose last mask was slow. A mask that keeps the quick
+thread for too long keeps it for good: another thread takes its place, and the old one ends with that mask. The library
+cannot be interrupted, and lets other threads run while it fills a mask.
+"""
+
+import os
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from common import messages as m
+from common.wire import IntArray
+from executor_svc.runner.grammar_texts import SLOW_S, Grammars, GrammarText, TokenReader
+
+
+@dataclass(eq=False)
+class MaskJob:
+    """A mask to fill.
+
+    Attributes:
+        text: whose; it has no other job before this one is done.
+        get_tokens: waits for what follows the text, and returns it.
+        mask: int32 [ceil(vocab / 32)], all zeros until the thread writes it.
+        is_slow: whether it is, or is expected to be.
+        is_begun: whether the text has these tokens.
+        is_done: whether mask and outcome are there.
+        outcome: see `GrammarText.fill`.
+        error: what the thread raised.
+        is_dropped: whether it need not begin any more.
+    """
+
+    text: GrammarText
+    get_tokens: Callable[[], Sequence[int]]
+    mask: IntArray
+    is_slow: bool = False
+    is_begun: bool = False
+    is_done: bool = False
+    outcome: int = m.NO_TOKEN
+    error: Exception | None = None
+    is_dropped: bool = False
+
+
+class MaskThreads:
+    """The threads, on the CPUs that the calling thread may use when they are made.
+
+    Args:
+        grammars: of the texts.
+    """
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # there is some, or the threads are to end
+        self._done = threading.Condition(self._lock)  # a slow mask, or all quick ones
+        self._queues: dict[bool, list[MaskJob]] = {False: [], True: []}  # quick ones, and slow ones
+        self._quick: MaskJob | None = None  # that the quick thread does
+        self._quick_thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+        self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        with self._lock:
+            self._start_quick()
+            self._start(self._do_slow)
+
+    def put(self, jobs: Sequence[MaskJob]) -> None:
+        """Have them done."""
+        with self._lock:
+            for job in jobs:
+                job.is_slow = job.text.grammar.is_busy or job.text.is_slow(1)
+                self._queues[job.is_slow].append(job)
+            self._work.notify_all()
+
+    def wait(self, jobs: Sequence[MaskJob], may_take_s: float | None) -> None:
+        """Wait until they are done, or it takes too long.
+
+        Args:
+            may_take_s: how long one quick mask may take, and all slow ones together; None for as long as they take.
+        """
+        with self._lock:
+            now = time.monotonic()
+            slow_until = quick_until = now + (may_take_s or 0)
+            num_quick = len(jobs) + 1
+            while left := [job for job in jobs if not job.is_done]:
+                now, before = time.monotonic(), num_quick
+                num_quick = sum(not job.is_slow for job in left)
+                if num_quick < before:
+                    quick_until = now + (may_take_s or 0)
+                until = quick_until if num_quick else slow_until
+                if may_take_s is None:
+                    self._done.wait()
+                elif now < until:
+                    self._done.wait(until - now)
+                elif not num_quick or not self._relieve():
+                    return
+
+    def tokens_of(self, job: MaskJob) -> bytes:
+        """The text that the mask is of, int32. Its tokens are known by now."""
+        with self._lock:
+            return array("i", job.text.tokens if job.is_begun else [*job.text.tokens, *job.get_tokens()]).tobytes()
+
+    def close(self) -> None:
+        """End the threads, as soon as each has done what it does."""
+        with self._lock:
+            self._is_closed = True
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _relieve(self) -> bool:
+        """Let another thread do the quick jobs, if this one is kept by one of them; it is slow, as are others of its
+        grammar."""
+        if (job := self._quick) is None:
+            return False
+        job.is_slow, self._quick = True, None
+        self._move(job.text.grammar.text)
+        self._start_quick()
+        return True
+
+    def _move(self, grammar: str) -> None:
+        """Quick jobs of a grammar are slow ones from now on."""
+        for job in [job for job in self._queues[False] if job.text.grammar.text == grammar]:
+            self._queues[False].remove(job)
+            self._queues[True].append(job)
+            job.is_slow = True
+        self._work.notify_all()
+
+    def _start_quick(self) -> None:
+        self._quick_thread = self._start(self._do_quick)
+
+    def _start(self, work: Callable[[TokenReader], None]) -> threading.Thread:
+        def run() -> None:
+            if self._cpus is not None:  # a thread begins with the CPUs of the one that starts it, which is bound by now
+                os.sched_setaffinity(0, self._cpus)
+            work(TokenReader(self._grammars))
+
+        thread = threading.Thread(target=run, name="grammars", daemon=True)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        thread.start()
+        return thread
+
+    # --- in the threads ---
+
+    def _do_quick(self, reader: TokenReader) -> None:
+        while True:
+            with self._lock:
+                if (job := self._take(is_slow=False)) is None:
+                    return
+                self._quick = job
+            self._do(job, reader)
+            with self._lock:
+                if self._quick is not job:
+                    return  # another thread has taken this one's place
+                self._quick = None
+                if job.text.grammar.last_s > SLOW_S:
+                    self._move(job.text.grammar.text)
+
+    def _do_slow(self, reader: TokenReader) -> None:
+        while True:
+            with self._lock:
+                job = self._take(is_slow=True)
+            if job is None:
+                return
+            self._do(job, reader)
+
+    def _take(self, *, is_slow: bool) -> MaskJob | None:
+        """Wait for a job of a grammar that no other thread works on, and take the one that is expected to be the
+        shortest. None at the end."""
+        queue = self._queues[is_slow]
+        while not self._is_closed:
+            queue[:] = [job for job in queue if not job.is_dropped]
+            if free := [job for job in queue if not job.text.grammar.is_busy]:
+                job = min(free, key=lambda job: job.text.grammar.last_s) if is_slow else free[0]
+                queue.remove(job)
+                job.text.grammar.is_busy = True
+                return job
+            self._work.wait()
+        return None
+
+    def _do(self, job: MaskJob, reader: TokenReader) -> None:
+        try:
+            tokens = job.get_tokens()
+            with self._lock:
+                new, job.is_begun = job.text.append(tokens), True
+            job.outcome = job.text.fill(new, job.mask, self._grammars, reader)
+        except Exception as error:  # a step failed that draws the tokens
+            job.error = error
+        with self._lock:
+            job.text.grammar.is_busy, job.is_done = False, True
+            if job.is_slow or not self._queues[False]:
+                self._done.notify_all()
+            if job.is_slow or self._queues[True]:  # of the same grammar, perhaps
+                self._work.notify_all()
