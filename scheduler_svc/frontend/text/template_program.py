@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from common.errors import CheckpointError, RequestRejected
 from scheduler_svc.frontend.helper_process import Answer, answer_questions
 
-MAX_ADDRESS_SPACE = 384 * 2**20  # bytes; a conversation of 8 MiB takes a third of it
+MAX_ADDRESS_SPACE = 384 * 2**20  # bytes; with a conversation of 8 MiB it had 90 MB
 COMPILE_MAY_TAKE_S = 2  # of CPU: templates of models take some hundredths
 MAX_RENDERED_BYTES = 16 * 2**20  # as JSON: twice the longest body, and four million tokens
 MAX_REASON_CHARS = 2000  # templates quote what they refuse
