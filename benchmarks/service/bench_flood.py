@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -265,8 +266,8 @@ class Visitor(threading.Thread):
         asked = {"model": "baton-demo", "input": "x", "max_output_tokens": 1}
         while True:
             with httpx.Client(timeout=60, trust_env=False, base_url=self._url, headers=self._headers) as http:
-                self._time("response", lambda http=http: http.post("/v1/responses", json=asked))
-                self._time("health", lambda http=http: http.get("/health"))
+                self._time("response", partial(http.post, "/v1/responses", json=asked))
+                self._time("health", partial(http.get, "/health"))
             time.sleep(0.1)
 
     def _time(self, name: str, ask: Callable[[], httpx.Response]) -> None:
@@ -413,7 +414,7 @@ def flood_by_key(seconds: float, names: Sequence[str]) -> None:
                 begin_worker(spec.url, keys["bystander"])
                 executor = next(pid for role, pid in fleet.pids.items() if role != SCHEDULER)
                 pids = {"core": fleet.pids[SCHEDULER], **children_of(fleet.pids[SCHEDULER]), "executor": executor}
-                other, visitor = (kind(spec.url, keys["bystander"]) for kind in (Bystander, Visitor))
+                other, visitor = Bystander(spec.url, keys["bystander"]), Visitor(spec.url, keys["bystander"])
                 time.sleep(3)
                 flood = None if name == "key: none" else flood_of(name, keys)
                 measure(name, flood, port, seconds, pids, other, visitor, store)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 MIB = 2**20
@@ -111,7 +112,7 @@ def readers(client: Client) -> None:
     while True:
         name = client.respond(background=True, max_output_tokens=1900, text={"format": LONG_TEXT})["id"]
         path = f"/v1/responses/{name}?stream=true"
-        connections = many(600, lambda path=path: client.begin("GET", path))
+        connections = many(600, partial(client.begin, "GET", path))
         for connection in connections:
             connection.setblocking(False)
         while client.ask("GET", f"/v1/responses/{name}").get("status") in ("queued", "in_progress"):

@@ -1,6 +1,7 @@
 """What each client holds of a frontend: shares of its memory and of its places, whoever else takes how much."""
 
 import asyncio
+import itertools
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,12 @@ from scheduler_svc.frontend.http.accounts import (
     PIECE_BYTES,
     PLACES_OF_FREE,
     RESERVED_PLACES,
+    STARTS_AT_ONCE,
     ClientAccounts,
     Held,
     Readers,
     Shares,
+    Starts,
 )
 from scheduler_svc.frontend.http.plain_answers import HELD
 from tests.frontend.links import in_event_loop, until
@@ -165,3 +168,54 @@ async def test_what_a_request_holds_goes_back_however_it_ends():
     with pytest.raises(KeyError):
         await Request(app).task
     assert app._bytes.num_held == app._places.num_held == 0
+
+
+@in_event_loop
+async def test_of_hundreds_that_come_at_once_few_begin_between_two_turns_of_a_stream():
+    starts, begun, turns = Starts(), [], []
+
+    async def request(client: str) -> None:
+        await starts.turn(client)
+        begun.append(client)
+
+    async def stream() -> None:
+        while len(begun) < 202:
+            turns.append(len(begun))
+            await asyncio.sleep(0)
+
+    crowd = [asyncio.create_task(request("ann")) for _ in range(200)]
+    streaming = asyncio.create_task(stream())
+    few = [asyncio.create_task(request("bob")) for _ in range(2)]
+    await asyncio.gather(*crowd, *few, streaming)
+    steps = [after - before for before, after in itertools.pairwise(turns)]
+    assert max(steps) <= 2 * STARTS_AT_ONCE
+    assert sum(step > 0 for step in steps) >= 200 // STARTS_AT_ONCE - 2
+    assert max(number for number, client in enumerate(begun) if client == "bob") < 4 * STARTS_AT_ONCE, "its turn comes"
+
+
+@in_event_loop
+async def test_a_request_that_is_alone_begins_at_once():
+    starts = Starts()
+    for _ in range(3):
+        turn = starts.turn("ann")
+        with pytest.raises(StopIteration):
+            turn.send(None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert not starts._is_counting, "and nothing goes on after it"
+
+
+@in_event_loop
+async def test_one_that_gives_up_before_its_turn_takes_none():
+    starts, begun = Starts(), []
+
+    async def request(number: int) -> None:
+        await starts.turn("ann")
+        begun.append(number)
+
+    tasks = [asyncio.create_task(request(number)) for number in range(3 * STARTS_AT_ONCE)]
+    await asyncio.sleep(0)
+    for task in tasks[STARTS_AT_ONCE : 2 * STARTS_AT_ONCE]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert begun == [*range(STARTS_AT_ONCE), *range(2 * STARTS_AT_ONCE, 3 * STARTS_AT_ONCE)]

@@ -5,7 +5,7 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconn
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterator
 
 from fastapi import Request
@@ -18,6 +18,7 @@ from scheduler_svc.frontend.http.plain_answers import HELD, ErrorResponse
 
 PIECE_BYTES = 32 * 1024  # of an answer that are sent at once, and so may wait in a connection's buffer
 PLACES_OF_FREE = 8  # of places: a client that is alone has eight ninths
+STARTS_AT_ONCE = 4  # requests that begin before everything else has its turn; each takes about a millisecond
 RESERVED_PLACES = 64  # connections for probes, and requests of administrators where their share is used up
 PROBE_PATHS = (*OPEN_PATHS, METRICS_PATH)
 
@@ -106,6 +107,43 @@ class Held:
             self.add(-num_bytes)
 
 
+class Starts:
+    """Lets requests begin, some at a time; in between everything else that is ready has its turn. Hundreds that come at
+    once would hold up every stream for as long as all of them take. Clients take turns."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # in the order of turns
+        self._num_begun = 0  # in this turn of the loop
+        self._is_counting = False
+
+    async def turn(self, client: str) -> None:
+        """Return when a request of the client may begin."""
+        if not self._is_counting:
+            self._is_counting = True
+            asyncio.get_running_loop().call_soon(self._next)
+        if self._num_begun < STARTS_AT_ONCE:
+            self._num_begun += 1
+            return
+        begins = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(begins)
+        await begins
+
+    def _next(self) -> None:
+        """Another turn of the loop has begun."""
+        self._num_begun = 0
+        while self._waiting and self._num_begun < STARTS_AT_ONCE:
+            client, requests = self._waiting.popitem(last=False)
+            begins = requests.popleft()
+            if requests:
+                self._waiting[client] = requests  # behind the others
+            if not begins.cancelled():
+                begins.set_result(None)
+                self._num_begun += 1
+        self._is_counting = bool(self._num_begun)
+        if self._is_counting:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
 class ClientAccounts:
     """Counts what clients hold, and refuses requests of those that hold their share: 503, and the others go on.
 
@@ -122,6 +160,7 @@ class ClientAccounts:
         self._bytes = Shares(max_bytes)
         self._places = Shares(max(max_connections - RESERVED_PLACES, 1), PLACES_OF_FREE)
         self._reserved = Shares(RESERVED_PLACES)
+        self._starts = Starts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 503, or pass on with an account."""
@@ -135,6 +174,7 @@ class ClientAccounts:
             return
         places = self._taken_from(scope["baton.client"], name)
         try:
+            await self._starts.turn(name)
             if places is None or self._bytes.is_exceeded(name):
                 error = busy()
                 error.headers["connection"] = "close"  # its body is not read
