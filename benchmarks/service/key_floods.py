@@ -153,7 +153,10 @@ def blank_lines(client: Client) -> None:
 
 def input_items(client: Client) -> None:
     """Page through a long input by many connections at once."""
-    items = [{"role": "user", "content": "x"}] * 1000 + [{"role": "user", "content": "x", "left out": "y" * 2000}]
+    user, assistant = ({"role": role, "content": "x"} for role in ("user", "assistant"))
+    summary = [{"type": "summary_text", "text": LONG}]  # which no prompt has
+    thought = {"type": "reasoning", "summary": summary, "content": [{"type": "reasoning_text", "text": "z"}]}
+    items = [user, thought, assistant, user]
     name = client.respond(input=items)["id"]
 
     def ask() -> None:

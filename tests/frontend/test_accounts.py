@@ -20,6 +20,7 @@ from scheduler_svc.frontend.http.accounts import (
     Shares,
     Starts,
 )
+from scheduler_svc.frontend.http.live_stream import LiveStream
 from scheduler_svc.frontend.http.plain_answers import HELD
 from tests.frontend.links import in_event_loop, until
 
@@ -219,3 +220,17 @@ async def test_one_that_gives_up_before_its_turn_takes_none():
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert begun == [*range(STARTS_AT_ONCE), *range(2 * STARTS_AT_ONCE, 3 * STARTS_AT_ONCE)]
+
+
+@in_event_loop
+async def test_a_key_has_so_many_live_pages():
+    stream = LiveStream(None, Readers(0), None, lambda: True)
+    scope = {"type": "http", "path": "/page/live", "client": ("192.0.2.1", 5)}
+    scope["baton.client"] = ApiClient("ann", 0, is_admin=False, may_read_status=False)
+    told: list[dict] = []
+
+    async def send(message: dict) -> None:
+        told.append(message)
+
+    await stream(scope, None, send)
+    assert told[0]["status"] == 429

@@ -51,17 +51,25 @@ def at_once(monkeypatch):
 class Client:
     """Reads one stream as a web server's client does."""
 
-    def __init__(self, link: WorkerLink, store: StoreThread, after: int = -1, response_id: str = ID) -> None:
+    def __init__(
+        self,
+        link: WorkerLink,
+        store: StoreThread,
+        after: int = -1,
+        response_id: str = ID,
+        readers: Readers | None = None,
+    ) -> None:
+        self.status = 0
         self.data = b""
         self.has_end = False
 
         async def at_once(_owner: str, _size: int, work: Callable) -> object:
             return work()
 
-        shared = Streaming(ResponseStore(store, StoreOptions()), link, TOKENIZER, at_once, Readers(1000))
+        shared = Streaming(ResponseStore(store, StoreOptions()), link, TOKENIZER, at_once, readers or Readers(1000))
         stream = BackgroundStream(shared, "", response_id, after)
         self._is_gone = asyncio.Event()
-        self.task = asyncio.create_task(stream({"type": "http"}, self._receive, self._send))
+        self.task = asyncio.create_task(stream({"type": "http", "path": "/"}, self._receive, self._send))
 
     @property
     def events(self) -> list[dict]:
@@ -91,10 +99,12 @@ class Client:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict) -> None:
-        if message["type"] == "http.response.body":
-            assert not self.has_end
-            self.data += message["body"]
-            self.has_end = not message["more_body"]
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        assert not self.has_end
+        self.data += message["body"]
+        self.has_end = not message.get("more_body", False)
 
 
 @asynccontextmanager
@@ -265,3 +275,21 @@ async def test_a_response_that_is_deleted_ends_its_stream_with_a_numbered_error(
     assert (error["type"], error["code"], error["sequence_number"]) == ("error", "response_not_found", 1)
     await front.close()
     store.close()
+
+
+@in_event_loop
+async def test_one_response_has_so_many_readers(tmp_path: Path):
+    async with linked_core(tmp_path, silence) as (_, link), streaming(link, tmp_path) as (_, store, front):
+        await keep(store)
+        readers = Readers(2)
+        clients = [Client(front, store, readers=readers) for _ in range(2)]
+        await until(lambda: all(client.types == OPENING for client in clients))
+        refused = Client(front, store, readers=readers)
+        await refused.task
+        assert refused.status == 429
+        assert json.loads(refused.data)["error"]["code"] == "too_many_requests"
+        await clients[0].leave()
+        again = Client(front, store, readers=readers)
+        await until(lambda: again.types == OPENING)
+        for client in (clients[1], again):
+            await client.leave()
