@@ -85,13 +85,13 @@ def test_a_standby_whose_keeper_is_not_there_is_worth_starting_again(tmp_path: P
 
 def test_a_disk_that_fails_is_worth_starting_again(tmp_path: Path) -> None:
     script = """
-import errno, pathlib
+import errno, os
 from executor_svc.__main__ import main
 
-def failing(self):
-    raise OSError(errno.EIO, "Input/output error", str(self))
+def failing(*_, **__):
+    raise OSError(errno.EIO, "Input/output error")
 
-pathlib.Path.read_bytes = failing
+os.fdopen = failing  # by which a model's files are read
 main(["--no-keep", "--log-level", "error"])
 """
     done = subprocess.run(

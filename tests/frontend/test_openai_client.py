@@ -371,7 +371,7 @@ def test_grammars_of_both_endpoints(client: openai.OpenAI, core: FakeCore):
     client.completions.create(model=MODEL, prompt=["x", "y"], extra_body=extra)
     client.chat.completions.create(model=MODEL, messages=messages, extra_body=extra)
     assert {submit.params.constraints for submit in core.submits} == {
-        m.Constraints(min_tokens=1, grammar='start: "x" | "y"')
+        m.Constraints(min_tokens=1, grammar='start: CHOICE\nCHOICE: "x" | "y"')
     }
     core.forget()
     client.completions.create(model=MODEL, prompt="x", extra_body={"response_format": {"type": "json_object"}})
