@@ -13,12 +13,12 @@ from scheduler_svc.frontend.http.accounts import (
     PIECE_BYTES,
     PLACES_OF_FREE,
     RESERVED_PLACES,
-    STARTS_AT_ONCE,
+    STEPS_AT_ONCE,
     ClientAccounts,
     Held,
+    LoopTurns,
     Readers,
     Shares,
-    Starts,
 )
 from scheduler_svc.frontend.http.live_stream import LiveStream
 from scheduler_svc.frontend.http.plain_answers import HELD
@@ -173,7 +173,7 @@ async def test_what_a_request_holds_goes_back_however_it_ends():
 
 @in_event_loop
 async def test_of_hundreds_that_come_at_once_few_begin_between_two_turns_of_a_stream():
-    starts, begun, turns = Starts(), [], []
+    starts, begun, turns = LoopTurns(), [], []
 
     async def request(client: str) -> None:
         await starts.turn(client)
@@ -189,14 +189,14 @@ async def test_of_hundreds_that_come_at_once_few_begin_between_two_turns_of_a_st
     few = [asyncio.create_task(request("bob")) for _ in range(2)]
     await asyncio.gather(*crowd, *few, streaming)
     steps = [after - before for before, after in itertools.pairwise(turns)]
-    assert max(steps) <= 2 * STARTS_AT_ONCE
-    assert sum(step > 0 for step in steps) >= 200 // STARTS_AT_ONCE - 2
-    assert max(number for number, client in enumerate(begun) if client == "bob") < 4 * STARTS_AT_ONCE, "its turn comes"
+    assert max(steps) <= 2 * STEPS_AT_ONCE
+    assert sum(step > 0 for step in steps) >= 200 // STEPS_AT_ONCE - 2
+    assert max(number for number, client in enumerate(begun) if client == "bob") < 4 * STEPS_AT_ONCE, "its turn comes"
 
 
 @in_event_loop
 async def test_a_request_that_is_alone_begins_at_once():
-    starts = Starts()
+    starts = LoopTurns()
     for _ in range(3):
         turn = starts.turn("ann")
         with pytest.raises(StopIteration):
@@ -208,18 +208,18 @@ async def test_a_request_that_is_alone_begins_at_once():
 
 @in_event_loop
 async def test_one_that_gives_up_before_its_turn_takes_none():
-    starts, begun = Starts(), []
+    starts, begun = LoopTurns(), []
 
     async def request(number: int) -> None:
         await starts.turn("ann")
         begun.append(number)
 
-    tasks = [asyncio.create_task(request(number)) for number in range(3 * STARTS_AT_ONCE)]
+    tasks = [asyncio.create_task(request(number)) for number in range(3 * STEPS_AT_ONCE)]
     await asyncio.sleep(0)
-    for task in tasks[STARTS_AT_ONCE : 2 * STARTS_AT_ONCE]:
+    for task in tasks[STEPS_AT_ONCE : 2 * STEPS_AT_ONCE]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert begun == [*range(STARTS_AT_ONCE), *range(2 * STARTS_AT_ONCE, 3 * STARTS_AT_ONCE)]
+    assert begun == [*range(STEPS_AT_ONCE), *range(2 * STEPS_AT_ONCE, 3 * STEPS_AT_ONCE)]
 
 
 @in_event_loop

@@ -6,7 +6,7 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconn
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +18,7 @@ from scheduler_svc.frontend.http.plain_answers import HELD, ErrorResponse
 
 PIECE_BYTES = 32 * 1024  # of an answer that are sent at once, and so may wait in a connection's buffer
 PLACES_OF_FREE = 8  # of places: a client that is alone has eight ninths
-STARTS_AT_ONCE = 4  # requests that begin before everything else has its turn; each takes about a millisecond
+STEPS_AT_ONCE = 4  # requests that begin, or pieces that are sent, before all else has its turn: a millisecond each
 RESERVED_PLACES = 64  # connections for probes, and requests of administrators where their share is used up
 PROBE_PATHS = (*OPEN_PATHS, METRICS_PATH)
 
@@ -107,22 +107,23 @@ class Held:
             self.add(-num_bytes)
 
 
-class Starts:
-    """Lets requests begin, some at a time; in between everything else that is ready has its turn. Hundreds that come at
-    once would hold up every stream for as long as all of them take. Clients take turns."""
+class LoopTurns:
+    """Lets requests begin, and long answers go on, some steps at a time; in between, all else that is ready has its
+    turn. A stream needs several turns of the loop for a token, and hundreds of steps in one would hold it up for as long as
+    they take. Clients take turns."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # in the order of turns
-        self._num_begun = 0  # in this turn of the loop
+        self._num_steps = 0  # in this turn of the loop
         self._is_counting = False
 
     async def turn(self, client: str) -> None:
-        """Return when a request of the client may begin."""
+        """Return when a step for the client may begin."""
         if not self._is_counting:
             self._is_counting = True
             asyncio.get_running_loop().call_soon(self._next)
-        if self._num_begun < STARTS_AT_ONCE:
-            self._num_begun += 1
+        if self._num_steps < STEPS_AT_ONCE:
+            self._num_steps += 1
             return
         begins = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(begins)
@@ -130,16 +131,16 @@ class Starts:
 
     def _next(self) -> None:
         """Another turn of the loop has begun."""
-        self._num_begun = 0
-        while self._waiting and self._num_begun < STARTS_AT_ONCE:
-            client, requests = self._waiting.popitem(last=False)
-            begins = requests.popleft()
-            if requests:
-                self._waiting[client] = requests  # behind the others
+        self._num_steps = 0
+        while self._waiting and self._num_steps < STEPS_AT_ONCE:
+            client, steps = self._waiting.popitem(last=False)
+            begins = steps.popleft()
+            if steps:
+                self._waiting[client] = steps  # behind the others
             if not begins.cancelled():
                 begins.set_result(None)
-                self._num_begun += 1
-        self._is_counting = bool(self._num_begun)
+                self._num_steps += 1
+        self._is_counting = bool(self._num_steps)
         if self._is_counting:
             asyncio.get_running_loop().call_soon(self._next)
 
@@ -160,7 +161,7 @@ class ClientAccounts:
         self._bytes = Shares(max_bytes)
         self._places = Shares(max(max_connections - RESERVED_PLACES, 1), PLACES_OF_FREE)
         self._reserved = Shares(RESERVED_PLACES)
-        self._starts = Starts()
+        self._turns = LoopTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 503, or pass on with an account."""
@@ -174,13 +175,13 @@ class ClientAccounts:
             return
         places = self._taken_from(scope["baton.client"], name)
         try:
-            await self._starts.turn(name)
+            await self._turns.turn(name)
             if places is None or self._bytes.is_exceeded(name):
                 error = busy()
                 error.headers["connection"] = "close"  # its body is not read
                 await ErrorResponse(error)(scope, receive, send)
             else:
-                await self._app(scope, receive, in_pieces(send, held))
+                await self._app(scope, receive, in_pieces(send, held, lambda: self._turns.turn(name)))
         finally:
             held.release()
             if places is not None:
@@ -245,8 +246,8 @@ def busy() -> ApiError:
     return ApiError(503, message, code="unavailable", retry=True)
 
 
-def in_pieces(send: Send, held: Held) -> Send:
-    """A `send` that counts what it is given, and passes long parts on piece by piece."""
+def in_pieces(send: Send, held: Held, turn: Callable[[], Awaitable[None]]) -> Send:
+    """A `send` that counts what it is given, and passes long parts on piece by piece, each in its turn."""
 
     async def sending(message: Message) -> None:
         body: bytes = message.get("body", b"")
@@ -257,7 +258,7 @@ def in_pieces(send: Send, held: Held) -> Send:
             for start in range(0, len(body), PIECE_BYTES):
                 end = start + PIECE_BYTES
                 more = end < len(body) or message.get("more_body", False)
+                await turn()
                 await send({"type": "http.response.body", "body": body[start:end], "more_body": more})
-                await asyncio.sleep(0)  # a reader that is fast would have all of it before anything else has its turn
 
     return sending
