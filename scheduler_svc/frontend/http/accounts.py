@@ -109,8 +109,8 @@ class Held:
 
 class LoopTurns:
     """Lets requests begin, and long answers go on, some steps at a time; in between, all else that is ready has its
-    turn. A stream needs several turns of the loop for a token, and hundreds of steps in one would hold it up for as long as
-    they take. Clients take turns."""
+    turn. A stream needs several turns of the loop for a token, and hundreds of steps in one would hold it up for as
+    long as they take. Clients take turns."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # in the order of turns
