@@ -1,7 +1,8 @@
-"""What glibc's allocator does with memory that is free again. Elsewhere nothing is changed."""
+"""Freed memory goes back to the system: what glibc's allocator is told. With any other allocator nothing happens."""
 
 import ctypes
 import sys
+from typing import Any
 
 LARGE_BLOCK = 2**20  # bytes
 _M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -13,5 +14,16 @@ def give_large_blocks_back() -> None:
     Otherwise the first such block that is freed makes glibc keep those that follow, up to 32 MiB each, between smaller
     ones that are still in use: a process that has held many long requests once would keep their memory.
     """
-    if sys.platform == "linux" and (set_option := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+    if (set_option := _function("mallopt")) is not None:
         set_option(_M_MMAP_THRESHOLD, LARGE_BLOCK)
+
+
+def trim() -> None:
+    """Give back what is free among smaller blocks. By itself glibc keeps what a thread once needed."""
+    if (trim_heap := _function("malloc_trim")) is not None:
+        trim_heap(0)
+
+
+def _function(name: str) -> Any:
+    """A function of glibc; None where there is none."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -52,7 +52,7 @@ def read_model_file(path: Path, max_bytes: int) -> bytes | None:
 
 
 def read_model_json(path: Path, kind: type[Kind], max_bytes: int = MAX_CONFIG_BYTES) -> Kind | None:
-    """What a JSON file says; None if it is not there.
+    """The decoded content of a JSON file; None if the file is not there.
 
     Args:
         kind: that it has to be, as msgspec has types. `dict` takes what Python's json does, such as NaN.

@@ -15,7 +15,7 @@ MAX_GROWTH = 16  # times as long as it was a text may be after all replacements;
 
 
 def read_tokenizer_file(folder: Path) -> dict[str, Any] | None:
-    """What a folder's tokenizer.json says; None if there is none.
+    """The decoded tokenizer.json of a folder; None if there is none.
 
     Raises:
         CheckpointError: it cannot be read, has a token that is too long or an id beyond any vocabulary, or makes texts
@@ -38,7 +38,7 @@ def read_tokenizer_file(folder: Path) -> dict[str, Any] | None:
 
 
 def text_growth(content: dict[str, Any]) -> int:
-    """How many times as long as it was a text may be after the replacements of a tokenizer.json, one behind the other.
+    """How many times as long a text may become by the replacements of a tokenizer.json, one after the other.
 
     What Unicode's own forms make of a text is not counted. Raises KeyError, TypeError or AttributeError if the content
     is malformed.

@@ -37,7 +37,7 @@ class FairQueue:
             return self._counts.total()
 
     def put(self, owner: str, work: Callable[[], Result]) -> Future[Result]:
-        """Add a piece behind the others of its owner. It is left out if the future is cancelled before its turn.
+        """Add a piece after the others of its owner. It is left out if the future is cancelled before its turn.
 
         Raises:
             QueueFull: the owner has its share of `max_pieces`.
@@ -59,7 +59,7 @@ class FairQueue:
             pieces = self._waiting.pop(owner)
             future, work = pieces.popleft()
             if pieces:
-                self._waiting[owner] = pieces  # behind the other owners
+                self._waiting[owner] = pieces  # after the other owners
         # A piece is over before its caller hears of it, so that the caller's next one finds the place free.
         try:
             if not future.set_running_or_notify_cancel():

@@ -328,7 +328,7 @@ def measure(
 
 
 def disk_mb(folder: Path | None) -> float:
-    """What the files of a folder take."""
+    """The sizes of a folder's files together."""
     if folder is None or not folder.exists():
         return 0.0
     return sum(path.stat().st_size for path in folder.iterdir()) / MIB

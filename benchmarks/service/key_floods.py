@@ -32,7 +32,7 @@ GROWING = 'start: e\ne: e e | e e e | /[a-z]/ | " "\n'
 
 
 class Client:
-    """Plain HTTP with a key, which reads only what it is told to read."""
+    """Sends HTTP requests with a key. `begin` leaves the answer unread, `ask` reads it."""
 
     def __init__(self, port: int, sent: Any, key: str) -> None:
         self._port = port

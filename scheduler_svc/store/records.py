@@ -51,11 +51,12 @@ class StoredResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerSizes(msgspec.Struct, frozen=True, gc=False):
-    """Where a response stands, and how many bytes the parts of its answer have."""
+    """Where a response stands, and how many bytes its parts have."""
 
     status: ResponseStatus
     is_background: bool
     head: int
+    input_items: int
     output_items: int
     tail: int
     tokens: int

@@ -20,9 +20,8 @@ from scheduler_svc.store.records import (
 _EXISTS = "owner = :owner AND response_id = :id AND (expires_at IS NULL OR expires_at > :now)"
 _OPEN = "status IN ('queued', 'in_progress')"
 _MEASURE = f"""
-SELECT status, is_background, length(head), length(output_items), length(tail), length(tokens)
+SELECT status, is_background, length(head), length(input_items), length(output_items), length(tail), length(tokens)
 FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"""
-_MEASURE_INPUT = f"SELECT length(input_items) FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"
 _GET_ITEMS = f"""
 SELECT response_id, status, input_items, output_items
 FROM responses JOIN response_contents USING (key) WHERE {_EXISTS}"""
@@ -85,23 +84,13 @@ def add(connection: Connection, response: StoredResponse, *, limit_bytes: int = 
 
 
 def measure(connection: Connection, owner: str, response_id: str, now: float) -> AnswerSizes:
-    """Where a response stands, and how large its answer is.
+    """Where a response stands, and how large its parts are.
 
     Raises:
         NotFound: the owner has none with this id (any more).
     """
     status, is_background, *sizes = _row(connection, _MEASURE, owner, response_id, now)
     return AnswerSizes(status, bool(is_background), *sizes)
-
-
-def measure_input(connection: Connection, owner: str, response_id: str, now: float) -> int:
-    """How many bytes a response's input items have.
-
-    Raises:
-        NotFound: the owner has none with this id (any more).
-    """
-    num_bytes: int = _row(connection, _MEASURE_INPUT, owner, response_id, now)[0]
-    return num_bytes
 
 
 def read(connection: Connection, owner: str, response_id: str, now: float, cuts: Sequence[Cut]) -> list[bytes]:

@@ -234,3 +234,16 @@ async def test_a_key_has_so_many_live_pages():
 
     await stream(scope, None, send)
     assert told[0]["status"] == 429
+
+
+@in_event_loop
+async def test_of_long_answers_that_many_read_at_once_few_pieces_go_out_between_two_turns_of_a_stream():
+    app = waiting([], b"x" * (3 * PIECE_BYTES))
+    requests = [Request(app) for _ in range(100)]
+    for request in requests:
+        request.may_read.set()
+    sent: list[int] = []
+    while not all(request.has_end for request in requests):
+        sent.append(sum(len(request.parts) for request in requests))
+        await asyncio.sleep(0)
+    assert max(after - before for before, after in itertools.pairwise(sent)) <= 2 * STEPS_AT_ONCE

@@ -89,6 +89,6 @@ def get_response(connection, owner, response_id, now):
     (row,) = connection.execute(query, (owner, response_id))
     expires_at, created_at, *rest = row
     found = StoredResponse(owner, response_id, sizes.status, created_at, expires_at, sizes.is_background, *rest)
-    lengths = (len(found.head), len(found.output_items), len(found.tail), len(found.tokens))
-    assert (sizes.head, sizes.output_items, sizes.tail, sizes.tokens) == lengths
+    for part in ("head", "input_items", "output_items", "tail", "tokens"):
+        assert getattr(sizes, part) == len(getattr(found, part)), part
     return found

@@ -133,9 +133,9 @@ def test_parts_of_a_response_are_read_by_themselves(store):
     responses.add(store, whole)
     cuts = [Cut("head", 2, 9), Cut("output_items", 0, 3), Cut("tail", 1, 1), Cut("tokens", 1, 4), Cut("tokens", 0, 0)]
     assert responses.read(store, "ann", "r", 2.0, cuts) == [whole.head[2:9], b"[2]", b"", b"ong", b""]
-    num_bytes = responses.measure_input(store, "ann", "r", 2.0)
+    num_bytes = responses.measure(store, "ann", "r", 2.0).input_items
     assert responses.read(store, "ann", "r", 2.0, [Cut("input_items", 0, num_bytes)]) == [whole.input_items]
-    for function, *more in ((responses.measure,), (responses.measure_input,), (responses.read, cuts)):
+    for function, *more in ((responses.measure,), (responses.read, cuts)):
         with pytest.raises(NotFound, match="no response 'r'"):
             function(store, "bob", "r", 2.0, *more)
     assert not store.in_transaction

@@ -321,7 +321,7 @@ class Sequences:
         self.waiting.add(sequence, self._now)
 
     def _compute_again(self, executor: ExecutorState, sequence: Sequence) -> None:
-        """A row brought no token, so those behind it, which are in flight, were computed with none: they are void."""
+        """A row brought no token, so the rows after it, which are in flight, were computed with none: they are void."""
         if sequence.state is not State.WAITING:
             self.requeue(executor, sequence)
         sequence.num_void = sequence.num_inflight

@@ -5,12 +5,14 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconn
 
 import asyncio
 import contextlib
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator
+from functools import partial
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scheduler_svc.fair_queue import FairQueue
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.middleware import METRICS_PATH, OPEN_PATHS
@@ -113,33 +115,28 @@ class LoopTurns:
     long as they take. Clients take turns."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # in the order of turns
+        self._waiting = FairQueue()
         self._num_steps = 0  # in this turn of the loop
         self._is_counting = False
 
     async def turn(self, client: str) -> None:
         """Return when a step for the client may begin."""
+        loop = asyncio.get_running_loop()
         if not self._is_counting:
             self._is_counting = True
-            asyncio.get_running_loop().call_soon(self._next)
+            loop.call_soon(self._next)
         if self._num_steps < STEPS_AT_ONCE:
             self._num_steps += 1
             return
-        begins = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(begins)
+        begins = loop.create_future()
+        self._waiting.put(client, partial(_begin, begins))
         await begins
 
     def _next(self) -> None:
         """Another turn of the loop has begun."""
-        self._num_steps = 0
-        while self._waiting and self._num_steps < STEPS_AT_ONCE:
-            client, steps = self._waiting.popitem(last=False)
-            begins = steps.popleft()
-            if steps:
-                self._waiting[client] = steps  # behind the others
-            if not begins.cancelled():
-                begins.set_result(None)
-                self._num_steps += 1
+        self._num_steps = min(self._waiting.num_pieces, STEPS_AT_ONCE)
+        for _ in range(self._num_steps):
+            self._waiting.do_next()
         self._is_counting = bool(self._num_steps)
         if self._is_counting:
             asyncio.get_running_loop().call_soon(self._next)
@@ -244,6 +241,11 @@ def busy() -> ApiError:
     """The error of a client that holds its share."""
     message = "This client has too many requests open, or too many bytes of them and of answers that it has not read."
     return ApiError(503, message, code="unavailable", retry=True)
+
+
+def _begin(step: asyncio.Future[None]) -> None:
+    if not step.cancelled():
+        step.set_result(None)
 
 
 def in_pieces(send: Send, held: Held, turn: Callable[[], Awaitable[None]]) -> Send:

@@ -178,12 +178,12 @@ class BackgroundStream(Response):
         self, answer: StoredAnswer, name: str, number: int, status: ResponseStatus | None = None
     ) -> AsyncIterator[bytes]:
         """An event with the whole response, which is read from the store piece by piece."""
-        before, behind = event_around(name, number)
+        before, after = event_around(name, number)
         self._is_inside = True
         async for piece in answer.json(status):
             yield before + piece
             before = b""
-        yield behind
+        yield after
         self._is_inside = False
         self._after = number
 

@@ -32,7 +32,6 @@ from scheduler_svc.frontend.storing.responses import PIECE_BYTES, AskedToStore, 
 from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.frontend.tracing.notes import answers, asked
 from scheduler_svc.frontend_options import FrontendOptions
-from scheduler_svc.store.responses import Cut
 
 MAX_PAGE = 100
 _RESPONSE_ID = re.compile(RESPONSE_ID, re.ASCII)
@@ -64,7 +63,10 @@ class ResponsesApi:
         self._worker = None if storage is None else storage.worker
         self._preparer = ResponsePreparer(reader, style, self._stored, model=model)
         self._keep_alive_s = options.keep_alive_s
-        self._readers = Readers(options.max_readers)
+        self._streaming: Streaming | None = None
+        if storage is not None and self._stored is not None:
+            readers = Readers(options.max_readers)
+            self._streaming = Streaming(self._stored, storage.worker, reader.tokenizer, reader.long_work, readers)
         self.router = APIRouter()
         self.router.post("/v1/responses", response_model=None)(self.create)
         one = "/v1/responses/{response_id}"
@@ -141,18 +143,16 @@ class ResponsesApi:
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
         """The items of a response's request, page by page."""
-        _check_id(response_id)
-        owner = client_of(request).name
-        num_bytes = await self._store.input_bytes(owner, response_id)
-        held_of(request).take(2 * num_bytes)  # as they are stored, and as they are read
-        [data] = await self._store.read(owner, response_id, [Cut("input_items", 0, num_bytes)])
+        answer = await self._get(response_id, request)
+        held_of(request).take(2 * answer.sizes.input_items)  # as they are stored, and as they are read
+        data = await answer.input_items()
 
         def work() -> bytes:
             ids, items, has_more = page_of(data, after=after, limit=limit, is_descending=order == "desc")
             first, last = (ids[0], ids[-1]) if ids else (None, None)
             return msgspec.json.encode(InputItems(items, first, last, has_more=has_more))
 
-        return _json(response_id, msgspec.Raw(await self._reader.long_work(owner, num_bytes, work)))
+        return _json(response_id, msgspec.Raw(await self._reader.long_work(client_of(request).name, len(data), work)))
 
     async def _read(self, request: Request) -> ReadyResponse:
         """A request made ready. Its body ends here, long before the answer does."""
@@ -193,9 +193,8 @@ class ResponsesApi:
         return _json(response_id, response_json(ready.spec.head, "queued"))
 
     def _background_stream(self, request: Request, response_id: str, after: int) -> Response:
-        assert self._worker is not None, "a service with a store has a worker"
-        shared = Streaming(self._store, self._worker, self._reader.tokenizer, self._reader.long_work, self._readers)
-        return BackgroundStream(shared, client_of(request).name, response_id, after)
+        assert self._streaming is not None, "a response in the background was found in the store"
+        return BackgroundStream(self._streaming, client_of(request).name, response_id, after)
 
 
 class _Answer:

@@ -136,29 +136,21 @@ class EventStream(Response):
         await self._fail(out, error, scope, receive, send)
 
     async def _fail(self, out: "Out", error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell the client of an error: by its status, if none was sent yet."""
-        if out.has_started:
-            await self._fail_late(out, error)
-        else:
+        """Tell the client of an error: by its status, or by an event if one was sent already."""
+        if not out.has_started:
             error.headers[REQUEST_ID_HEADER] = self._generation.spec.answer_id
             await ErrorResponse(error)(scope, receive, send)
-
-    async def _fail_late(self, out: "Out", error: ApiError) -> None:
-        """The same by an event."""
+            return
         if self._at_end is not None:
             await self._at_end(error)
         await out.end(self._events.failed(error))
 
-    async def _may_begin(self) -> None:
-        """Return when the answer may begin, though it has no event yet."""
+    async def _keep_alive(self, out: "Out") -> None:
+        """Start the answer when it may be, and send a comment whenever it has been silent."""
         if self._is_new:
             await self._generation.accepted()
         else:
             await asyncio.sleep(self._keep_alive_s)
-
-    async def _keep_alive(self, out: "Out") -> None:
-        """Start the answer when it may be, and send a comment whenever it has been silent."""
-        await self._may_begin()
         await out.send(self._events.begun())
         await out.keep_alive(self._keep_alive_s)
 

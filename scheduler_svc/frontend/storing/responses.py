@@ -102,11 +102,6 @@ class ResponseStore:
             sizes = await self._thread.run(owner, responses.measure, owner, response_id, time.time())
         return StoredAnswer(self, owner, response_id, sizes)
 
-    async def input_bytes(self, owner: str, response_id: str) -> int:
-        """How many bytes a response's input items have."""
-        with as_api_errors("response_id"):
-            return await self._thread.run(owner, responses.measure_input, owner, response_id, time.time())
-
     async def read(self, owner: str, response_id: str, cuts: Sequence[Cut]) -> list[bytes]:
         """Bytes of what a response has, those of each cut."""
         with as_api_errors("response_id"):
@@ -226,6 +221,11 @@ class StoredAnswer:
             some, pieces = pieces[:taken], pieces[taken:]
             read = iter(await self._read([piece for piece in some if isinstance(piece, Cut)]))
             yield b"".join(piece if isinstance(piece, bytes) else next(read) for piece in some)
+
+    async def input_items(self) -> bytes:
+        """JSON of what it answers, as a whole."""
+        [items] = await self._read([Cut("input_items", 0, self.sizes.input_items)])
+        return items
 
     async def tokens(self) -> bytes:
         """What its stream is written again from; empty if there is nothing."""

@@ -1,13 +1,12 @@
 """Work that would hold the event loop: done in a few threads, one piece after the other, and its memory given back."""
 
 import asyncio
-import ctypes
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from common.malloc import trim
 from scheduler_svc.fair_queue import FairQueue
 
 WORTH_A_THREAD = 4_000  # characters or items; about 2 ms of tokenizing, by which every stream would wait
@@ -24,7 +23,6 @@ class LongWork:
     def __init__(self) -> None:
         self._queue = FairQueue()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="long work")
-        self._trim = _find_trim()
 
     async def run(self, owner: str, size: int, work: Callable[[], Result]) -> Result:
         """Do `work` on something of this size (characters, items): at once if it is short, else in a thread.
@@ -42,12 +40,5 @@ class LongWork:
         try:
             return work()
         finally:
-            if size > WORTH_A_TRIM and self._trim is not None:
-                self._trim(0)
-
-
-def _find_trim() -> Callable[[int], int] | None:
-    """glibc's function that gives free memory back to the system: by itself it keeps what a thread once needed."""
-    if sys.platform != "linux":
-        return None
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if size > WORTH_A_TRIM:
+                trim()
