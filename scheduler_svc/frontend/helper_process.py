@@ -10,6 +10,7 @@ import resource
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -49,7 +50,7 @@ class HelperUnavailable(TryAgainError):
 
 
 class HelperProcess:
-    """Starts when it is needed, and again after it died.
+    """Starts when it is needed, and again after it died. Any thread may ask; one question is answered after the other.
 
     Args:
         events: for the log.
@@ -62,22 +63,24 @@ class HelperProcess:
         self._module = module
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()  # held from a question to its answer
 
     def start(self) -> bytes:
         """Start it anew. Returns the answer to its settings. Raises HelperUnavailable."""
-        self.close()
-        command = [sys.executable, "-m", self._module, str(os.getpid())]
-        ready = None
-        try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-            ready = self._answer_to(self._settings, START_MAY_TAKE_S)
-        except (OSError, MemoryError, subprocess.SubprocessError) as error:  # a TimeoutError is an OSError
-            log.error(self._events.does_not_start, error=str(error))
-        if ready is None:
-            raise HelperUnavailable(self._events.does_not_start, self.close())
-        assert self._process is not None
-        log.info(self._events.started, pid=self._process.pid)
-        return ready
+        with self._lock:
+            self.close()
+            command = [sys.executable, "-m", self._module, str(os.getpid())]
+            ready = None
+            try:
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+                ready = self._answer_to(self._settings, START_MAY_TAKE_S)
+            except (OSError, MemoryError, subprocess.SubprocessError) as error:  # a TimeoutError is an OSError
+                log.error(self._events.does_not_start, error=str(error))
+            if ready is None:
+                raise HelperUnavailable(self._events.does_not_start, self.close())
+            assert self._process is not None
+            log.info(self._events.started, pid=self._process.pid)
+            return ready
 
     def ask(self, question: bytes, may_take_s: float, **facts: str) -> bytes | None:
         """The answer; None if the process died of the question: twice, as it may die of other things.
@@ -90,19 +93,20 @@ class HelperProcess:
             TimeoutError: it took too long, and was killed.
             HelperUnavailable: the process does not start.
         """
-        for _ in range(2):
-            if self._process is None or self._process.poll() is not None:
-                self.start()
-            try:
-                answer = self._answer_to(question, may_take_s)
-            except TimeoutError:
-                log.warning(self._events.took_too_long, **facts)
-                self.close()  # its answer to this would be taken for that to the next
-                raise
-            if answer is not None:
-                return answer
-            log.warning(self._events.died, status=self.close(), **facts)
-        return None
+        with self._lock:
+            for _ in range(2):
+                if self._process is None or self._process.poll() is not None:
+                    self.start()
+                try:
+                    answer = self._answer_to(question, may_take_s)
+                except TimeoutError:
+                    log.warning(self._events.took_too_long, **facts)
+                    self.close()  # its answer to this would be taken for that to the next
+                    raise
+                if answer is not None:
+                    return answer
+                log.warning(self._events.died, status=self.close(), **facts)
+            return None
 
     def close(self) -> int | None:
         """End the process, if there is one. Returns its status."""

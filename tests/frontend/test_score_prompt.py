@@ -258,6 +258,7 @@ async def test_the_work_is_as_much_as_is_tokenized(
 ):
     """A short one would be done by the event loop, and its streams would wait."""
     raw = json.dumps({"model": "judge", **body}).encode()
+    assert not model.score_prompts.fault, "which makes the frame, as the first request does"
     link = SimpleNamespace(is_up=True, fleet=FLEET)
     api = RerankApi(link, Reader(), model, Reluctant())
     scope: dict[str, object] = {"type": "http", "headers": [(b"content-type", b"application/json")]}
@@ -279,3 +280,22 @@ async def test_the_work_is_as_much_as_is_tokenized(
     with contextlib.suppress(ApiError):  # the prompts are too long; that is known when they are tokenized
         asked.value.work()
     assert asked.value.size >= max(tokenized, WORTH_A_THREAD + 1)
+
+
+def test_what_is_rendered_for_the_first_request_is_work_for_a_thread(model: PoolingModel):
+    prompts = ScorePrompts(model.tokenizer)
+    assert prompts.work_of_frame > WORTH_A_THREAD
+    assert not prompts.fault
+    assert prompts.work_of_frame == 0
+
+
+def test_a_template_that_cannot_be_rendered_now_is_asked_again(model: PoolingModel, monkeypatch: pytest.MonkeyPatch):
+    def unavailable(*_: object) -> str:
+        raise RequestRejected("not now", "unavailable")
+
+    prompts = ScorePrompts(model.tokenizer)
+    with monkeypatch.context() as away:
+        away.setattr(model.tokenizer, "chat_template", SimpleNamespace(source="", render=unavailable))
+        with pytest.raises(RequestRejected, match="not now"):
+            _ = prompts.fault
+    assert not prompts.fault

@@ -97,7 +97,7 @@ class RerankApi:
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, RerankRequest, client_of(request), self._model.names)
             state = task_state(self._link, "score")
-            size = work_of(len(raw), body, [body.query], body.documents)
+            size = work_of(len(raw), body, self._model, [body.query], body.documents)
             pooled = await self._long_work.run(
                 client_of(request).name, size, lambda: tokenize_rerank(body, self._model, state)
             )
@@ -107,7 +107,7 @@ class RerankApi:
         async with read_body(request) as raw:
             body = await self._reader.parse(raw, ScoreRequest, client_of(request), self._model.names)
             state = task_state(self._link, "score")
-            size = work_of(len(raw), body, body.text_1, body.text_2)
+            size = work_of(len(raw), body, self._model, body.text_1, body.text_2)
             return await self._long_work.run(
                 client_of(request).name, size, lambda: tokenize_score(body, self._model, state)
             )

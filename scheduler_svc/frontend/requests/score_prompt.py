@@ -15,6 +15,7 @@ import numpy as np
 from common.errors import RequestRejected
 from common.wire import IntArray
 from scheduler_svc.frontend.text.literal import encode_literally
+from scheduler_svc.frontend.text.long_work import WORTH_A_THREAD
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -66,6 +67,11 @@ class ScorePrompts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+
+    @property
+    def work_of_frame(self) -> int:
+        """What is to be done for the first use, as `LongWork` counts it: another process renders a chat for it."""
+        return 0 if "fault" in vars(self) else WORTH_A_THREAD + 1
 
     @cached_property
     def fault(self) -> str:
@@ -140,6 +146,8 @@ def _pieces(tokenizer: Tokenizer) -> list[str]:
     try:
         text = _marked(tokenizer, marks)
     except RequestRejected as error:
+        if error.code == "unavailable":  # which may pass
+            raise
         raise UnusableModel(str(error)) from error
     pieces = re.split("|".join(marks), text)
     if re.findall("|".join(marks), text) != marks:

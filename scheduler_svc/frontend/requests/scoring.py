@@ -32,14 +32,17 @@ def tokenize_score(body: ScoreRequest, model: PoolingModel, state: m.TaskState) 
     return _tokenize("score-", body, body.text_1, body.text_2, model, state, ("text_1", "text_2"))
 
 
-def work_of(num_bytes: int, body: ScoringRequest, queries: Sequence[str], documents: Sequence[str]) -> int:
-    """Characters that are worked on, for `LongWork`: each query is tokenized behind the instruction, and becomes a part
-    of the prompts of all its documents.
+def work_of(
+    num_bytes: int, body: ScoringRequest, model: PoolingModel, queries: Sequence[str], documents: Sequence[str]
+) -> int:
+    """Characters that are worked on, for `LongWork`: each query is tokenized after the instruction, and becomes a part
+    of the prompts of all its documents. Of a model that was never asked, the frame is made first.
 
     Args:
         num_bytes: of the body.
     """
-    return num_bytes + len(queries) * len(body.instruction) + len(documents) * max(map(len, queries))
+    size = model.score_prompts.work_of_frame + num_bytes
+    return size + len(queries) * len(body.instruction) + len(documents) * max(map(len, queries))
 
 
 def _tokenize(
