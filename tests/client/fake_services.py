@@ -24,6 +24,12 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def say(*words):
+    """Write a line at once: services share a pipe, and with PYTHONUNBUFFERED `print` writes a line word by word."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("role")
@@ -34,17 +40,17 @@ def main():
     options, _passed_on = parser.parse_known_args()
     told: list[int] = []  # no Event: a handler that sets one while the main thread waits for it may wait for ever
     signal.signal(signal.SIGTERM, lambda number, _: None if options.deaf else told.append(number))
-    print("sees GPUs", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    print(options.role, *sys.argv[2:], flush=True)  # from here on it can be told to stop
+    say("sees GPUs", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    say(options.role, *sys.argv[2:])  # from here on it can be told to stop
     if options.exit is not None:
-        print("ValueError: no such thing", flush=True)
+        say("ValueError: no such thing")
         sys.exit(options.exit)
     if options.role == "scheduler":
         server = ThreadingHTTPServer((options.host, options.port), Handler)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     while not told:
         time.sleep(0.02)
-    print(options.role, "stops", flush=True)
+    say(options.role, "stops")
 
 
 if __name__ == "__main__":
