@@ -207,12 +207,12 @@ class Usage:
 
 
 class Bystander(threading.Thread):
-    """A client that streams without end, and notes its pauses."""
+    """A client that streams without end, and notes its pauses; without a key where the service asks for none."""
 
-    def __init__(self, url: str, key: str = "") -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         super().__init__(daemon=True)
         self._url = url
-        self._headers = {"authorization": f"Bearer {key}"}
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self.longest_s = 0.0
         self.num_tokens = 0
         self.errors: list[str] = []
