@@ -277,11 +277,15 @@ class Client:
     def _not_tokenized(self, frontend: FrontendProcess, *, is_unknown: bool) -> None:
         """The frontend refuses the request: it knows no executor, or none that can hold the prompt.
 
+        A client comes back while executors may still come: until the core would call the task unavailable.
+
         Args:
             is_unknown: whether the core has just said that it has no such request.
         """
         self._world.say(self.id, "is refused by frontend", frontend.number)
-        if _most(frontend) and (is_unknown or self._num_submits == 0):
+        task = self.submit.params.task
+        is_final = _most(frontend) > 0 or self._witness.pools.is_unavailable(task, self._world.now)
+        if is_final and (is_unknown or self._num_submits == 0):
             self._settle(State.REFUSED)
         else:
             self._come_back(self._rng.uniform(*TRY_AGAIN_S))
