@@ -155,7 +155,7 @@ def test_a_play_goes_on_as_a_play(model, tokenizer):
 
 
 @given(text=st.text())
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_any_string_round_trips(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 

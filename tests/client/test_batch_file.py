@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.client.batch.files import (
@@ -86,7 +86,6 @@ def test_results_are_read_back(tmp_path):
 LINES = [msgspec.json.encode(result(custom_id)) + b"\n" for custom_id in "abc"]
 
 
-@settings(deadline=None)  # it waits for the disk
 @given(st.integers(0, sum(map(len, LINES))))
 def test_a_file_cut_anywhere_loses_only_the_torn_line(tmp_path_factory, length):
     path = tmp_path_factory.mktemp("cut") / "out.jsonl"

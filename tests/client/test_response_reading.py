@@ -103,7 +103,7 @@ class Service:
 FAULTS = st.lists(st.sampled_from([502, 503, 504]) | st.tuples(st.floats(0, 1), st.booleans()), max_size=8)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     num_events=st.integers(2, 8),
     faults=FAULTS,

@@ -27,7 +27,6 @@ def test_a_grammar_takes_what_jsonschema_calls_valid() -> None:
 
     @settings(
         max_examples=examples(1000, quick=100),
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(with_instances())

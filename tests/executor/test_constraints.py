@@ -155,9 +155,7 @@ MIXED = [
 ]
 
 
-@settings(
-    max_examples=examples(25, quick=6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(25, quick=6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     window=st.sampled_from([1, 2]),
     lost_at=st.sets(st.integers(1, 40), max_size=4),

@@ -103,7 +103,7 @@ MIXED = [
 ]
 
 
-@settings(max_examples=examples(8, quick=2), deadline=None)
+@settings(max_examples=examples(8, quick=2))
 @given(
     window=st.sampled_from([1, 2]),
     lost_at=st.sets(st.integers(1, 120), max_size=5),

@@ -101,7 +101,7 @@ Prompts = st.lists(
 @given(
     prompts=Prompts, chunks=st.lists(st.sampled_from([2, 3, 7, 8, 11]), min_size=1, max_size=3), seed=st.integers(0, 9)
 )
-@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_they_are_those_of_transformers(
     checkpoint: Make, started: tuple[Runner[Any], ExecutorLimits], prompts: Any, chunks: list[int], seed: int
 ) -> None:

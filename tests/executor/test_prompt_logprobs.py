@@ -127,9 +127,7 @@ def assert_told(folder: Path, prompt: Prompt, found: Told) -> None:
             assert values[0] == values[ids.index(token, 1)], "lm-eval compares them for equality"
 
 
-@settings(
-    max_examples=examples(60, quick=15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(60, quick=15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), chunks=st.lists(st.integers(1, 11), min_size=1, max_size=4))
 def test_they_are_those_of_transformers(checkpoint: Make, data: st.DataObject, chunks: list[int]) -> None:
     """Prompts in chunks, of which some positions are computed again, beside a row that decodes."""

@@ -67,7 +67,7 @@ def test_they_are_those_of_transformers(checkpoint: Make, undisturbed: Answers) 
     assert undisturbed["a", 1].prompt_logprobs == [], "only the first sequence of a request has them"
 
 
-@settings(max_examples=examples(60, quick=12), deadline=None)
+@settings(max_examples=examples(60, quick=12))
 @given(
     window=st.sampled_from([1, 2]),
     lost_at=st.sets(st.integers(1, 30), max_size=4),

@@ -330,7 +330,7 @@ class RegistrationMachine(RuleBasedStateMachine):
 
 
 TestRegistrationMachine = RegistrationMachine.TestCase
-TestRegistrationMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestRegistrationMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 # --- a pool that a keeper keeps ---

@@ -96,7 +96,7 @@ def whole(executor: Executor) -> Computed:
     return executor.compute([LENGTH], [])
 
 
-@settings(max_examples=examples(24), deadline=None)
+@settings(max_examples=examples(24))
 @given(
     cuts=st.sets(st.integers(1, LENGTH - 1), max_size=6),
     decoded=st.integers(0, 12),

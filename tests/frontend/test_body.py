@@ -78,7 +78,7 @@ def test_texts_may_have_any_signs(text):
     assert parse(json.dumps(COMPLETION | {"prompt": text}).encode(), CompletionRequest).prompt == [text]
 
 
-@settings(max_examples=examples(400, quick=100), deadline=None)
+@settings(max_examples=examples(400, quick=100))
 @given(value=JSON, indent=st.sampled_from([None, 1]), escape=st.booleans())
 def test_the_count_is_exact_for_valid_json(value, indent, escape):
     raw = json.dumps(value, indent=indent, ensure_ascii=escape).encode()
@@ -155,7 +155,7 @@ def test_of_a_long_list_that_is_wrong_one_item_is_described(change):
     assert "more like it" not in message or int(message.split("And ")[1].split()[0]) < 5
 
 
-@settings(max_examples=examples(300, quick=60), deadline=None)
+@settings(max_examples=examples(300, quick=60))
 @given(raw=st.binary(max_size=60) | SIGNS.map(str.encode) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_a_request_or_one_error(raw):
     errors = []

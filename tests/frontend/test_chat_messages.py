@@ -340,7 +340,7 @@ def services(context: AnswerContext, texts: list[str], reasons: list[m.FinishRea
         yield Service(context, sequences, [[5]])
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     rules=st.sampled_from(RULES),
     stop=st.sampled_from([(), ("🦊",), ("</think>\n\nW",)]),

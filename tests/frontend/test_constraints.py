@@ -151,7 +151,7 @@ def test_a_bad_word_is_banned_with_and_without_a_space():
     assert completion(bad_words=["  the", "xyz", " the"]).constraints.bad_words == words
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(st.text("aeh ou\u00e9\n", min_size=1, max_size=5).filter(str.strip), max_size=6))
 def test_bad_words_by_definition(texts: list[str]):
     expected = []

@@ -1,7 +1,7 @@
 """Ids of events: what they say, and what is none."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.frontend.answers.event_ids import Delivered, EventIds, Position, check_event_id
@@ -29,7 +29,6 @@ def test_a_stream_without_ids():
     assert EventIds(Position.start(2).choices).end() == "end"
 
 
-@settings(deadline=None)
 @given(st.lists(STEPS, max_size=12))
 def test_a_stream_goes_on_counting_where_it_was(steps: list[tuple[int, str, int]]):
     """The ids after any event are those that a stream gives which begins after that event."""

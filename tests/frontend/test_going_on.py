@@ -184,7 +184,7 @@ class Service:
         return self.sequences[int(message.request_id) * self.context.n + message.index]
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(["chat", "completion"]),
     num_prompts=st.integers(1, 2),

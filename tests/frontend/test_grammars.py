@@ -114,7 +114,7 @@ def test_special_tokens_in_tags(where: str):
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(ANY_TEXT, min_size=1, max_size=5), ANY_TEXT)
 def test_choices_are_these_strings_and_no_others(choices: list[str], other: str):
     """Quotes, backslashes, newlines, control characters, the empty one. A special token's name as text is left out:
@@ -133,7 +133,7 @@ def test_choices_that_need_escapes(choice: str):
     assert not accepts(compiled, choice + "x")
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-1000, 1000) | ANY_TEXT,

@@ -159,7 +159,7 @@ MARKS = st.builds(
 )
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.lists(MARKS, max_size=12)), max_size=3),
     TIMES,

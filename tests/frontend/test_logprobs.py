@@ -183,7 +183,7 @@ SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(context=CONTEXTS, sizes=SIZES, turns_between=st.sampled_from([0, 1, 5]), data=st.data())
 def test_chunks_have_what_the_whole_answer_has(
     kind: str, context: AnswerContext, sizes: list[int], turns_between: int, data: st.DataObject
@@ -202,7 +202,7 @@ def test_chunks_have_what_the_whole_answer_has(
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(context=CONTEXTS, sizes=SIZES, others=SIZES, data=st.data())
 def test_a_stream_that_goes_on_after_any_chunk(
     kind: str, context: AnswerContext, sizes: list[int], others: list[int], data: st.DataObject
@@ -219,7 +219,7 @@ def test_a_stream_that_goes_on_after_any_chunk(
         assert again.usage == generation.usage
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(context=CONTEXTS, data=st.data())
 def test_a_long_answer_is_read_in_parts(context: AnswerContext, data: st.DataObject):
     """As many bytes of ids at a time as tokens alone may have, or one token."""

@@ -51,7 +51,7 @@ RULES = st.builds(
 )
 
 
-@settings(max_examples=examples(2000, 400), deadline=None)
+@settings(max_examples=examples(2000, 400))
 @given(RULES, st.lists(PIECES, max_size=14), st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_no_cut_changes_anything(how: MessageRules, pieces: list[str], lengths: list[int]):
     text = "".join(pieces)
@@ -82,7 +82,7 @@ def test_pieces_that_look_as_if_they_need_not_be_read(calls: str, pieces: list[s
     assert parsed(how, pieces) == parsed(how, ["".join(pieces)])
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(RULES, st.lists(PIECES, max_size=14))
 def test_content_and_thought_are_pieces_of_the_text_in_its_order(how: MessageRules, pieces: list[str]):
     """Nothing is made up, and where no call is, nothing but tags and whitespace at a thought's ends is lost."""
@@ -106,7 +106,7 @@ ANY_ARGUMENTS = st.dictionaries(st.sampled_from(["a", "b", "key"]), VALUES, max_
 MESSAGES = st.lists(st.tuples(TEXT, ANY_ARGUMENTS), max_size=3)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(MESSAGES, TEXT, TEXT, st.booleans(), st.integers(1, 20))
 def test_messages_as_hermes_writes_them(messages: Any, thought: str, last: str, ascii_only: bool, length: int):
     """The calls are those that were written, and no part has a piece of a tag."""
@@ -124,7 +124,7 @@ def test_messages_as_hermes_writes_them(messages: Any, thought: str, last: str, 
     assert [json.loads(arguments) for _, arguments in message.calls] == [arguments for _, arguments in messages]
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(ANY_ARGUMENTS, min_size=1, max_size=3), st.integers(1, 20))
 def test_messages_as_qwen3_coder_writes_them(calls: list[dict[str, Any]], length: int):
     text = ""

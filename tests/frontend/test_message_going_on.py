@@ -101,7 +101,7 @@ async def whole(context: AnswerContext, tokens: list[int], reason: m.FinishReaso
         return json.loads(to_json(await whole_message(generation)))
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(text=TEXTS, stop=STOPS, rules=RULES, hides_thought=st.booleans(), fills_window=st.booleans(), data=st.data())
 def test_a_stream_that_breaks_anywhere(
     text: str, stop: list[str], rules: MessageRules, hides_thought: bool, fills_window: bool, data: st.DataObject

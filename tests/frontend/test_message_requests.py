@@ -319,7 +319,7 @@ def outcome(body: dict, style: ChatStyle) -> TokenizedRequest | ApiError:
         return ApiError.of_rejection(rejected)
 
 
-@settings(max_examples=examples(1000), deadline=None)
+@settings(max_examples=examples(1000))
 @given(body=bodies(), style=st.sampled_from([THINKS, PLAIN]))
 def test_whatever_is_sent_it_is_taken_or_refused(body: dict, style: ChatStyle):
     found = outcome(body, style)

@@ -135,7 +135,7 @@ PIECES += [CODER_CALL[:50], JSON_CALL, JSON_CALL[:30]]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.sampled_from([ANSWER, ANSWER + " x", CALL])
 
 
-@settings(max_examples=examples(300, quick=60), deadline=None)
+@settings(max_examples=examples(300, quick=60))
 @given(
     text=TEXTS,
     rules=st.sampled_from(RULES),

@@ -261,7 +261,7 @@ def pieces_of(generation: Generation) -> list[Piece]:
     return asyncio.run(asyncio.wait_for(run(), 10))
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     prompts=st.lists(st.lists(st.sampled_from([*PROMPT, *HALF]), min_size=1, max_size=9), min_size=1, max_size=2),
     n=st.integers(1, 2),

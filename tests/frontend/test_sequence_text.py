@@ -1,7 +1,7 @@
 """Text, reason and token count of a sequence are the same however its tokens were grouped, and at any moment."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.model_files import DEMO_MODEL_DIR
@@ -44,7 +44,6 @@ RULES = st.builds(rules, STOPS, min_tokens=st.integers(0, 6), shows_stop=st.bool
 REASONS = st.sampled_from(["stop", "length"])
 
 
-@settings(deadline=None)
 @given(GROUPS, REASONS, RULES)
 def test_grouping_makes_no_difference(groups: list[list[int]], reason: str, of: TextRules):
     tokens = [token for group in groups for token in group]
@@ -106,7 +105,6 @@ def test_what_was_held_back_appears_at_the_end():
     assert run([[token] for token in ids], "length", rules(["two"])) == ("one tw", "length", len(ids))
 
 
-@settings(deadline=None)
 @given(GROUPS, RULES)
 def test_the_text_so_far_depends_on_the_tokens_so_far_alone(groups: list[list[int]], of: TextRules):
     grouped, single = SequenceText(of), SequenceText(of)
@@ -125,7 +123,6 @@ def test_the_text_so_far_depends_on_the_tokens_so_far_alone(groups: list[list[in
             break
 
 
-@settings(deadline=None)
 @given(GROUPS, st.lists(st.integers(1, 4), min_size=1, max_size=40), REASONS, RULES)
 def test_going_on_after_any_token(groups: list[list[int]], sizes: list[int], reason: str, of: TextRules):
     """A second reader that has the text of the first k tokens gets the rest, however the tokens come to it."""
@@ -147,7 +144,6 @@ def test_going_on_after_any_token(groups: list[list[int]], sizes: list[int], rea
         assert (shown + rest, second_ended, second.num_tokens) == (whole, ended, num_tokens)
 
 
-@settings(deadline=None)
 @given(GROUPS, REASONS)
 def test_a_reader_that_has_more_than_there_is(groups: list[list[int]], reason: str):
     """After a crash tokens may be computed again that the client has: nothing is said until there are new ones."""

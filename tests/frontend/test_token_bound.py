@@ -36,14 +36,14 @@ SOUND = {"normalizer": {"type": "NFC"}, "pre_tokenizer": QWEN_SPLIT, "model": {"
 TOKENS = [b"a", b"  " * 16, b"the"]
 
 
-@settings(max_examples=examples(300, quick=60), deadline=None)
+@settings(max_examples=examples(300, quick=60))
 @given(text=st.text(max_size=300) | st.text(alphabet="the \n,", max_size=300) | st.sampled_from(["<|im_end|>" * 30]))
 def test_no_text_has_fewer_tokens(text):
     [ids] = TOKENIZER.encode([text.encode(errors="ignore").decode()], add_special_tokens=False)
     assert len(text) <= len(ids) * TOKENIZER.characters_per_token + text.count("\ud800")
 
 
-@settings(max_examples=examples(200, quick=50), deadline=None)
+@settings(max_examples=examples(200, quick=50))
 @given(text=st.text(alphabet=st.characters(categories=["L", "M", "N", "Z"]), max_size=60))
 def test_normalization_composes_no_more_characters_than_is_allowed_for(text):
     for form in (text, unicodedata.normalize("NFD", text)):

@@ -325,7 +325,7 @@ def test_a_refusal_shows_nothing_of_our_grammar(calls: str):
     assert not reason.startswith("at ")
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(
     st.dictionaries(st.sampled_from(["a", "b", "key"]), schemas(), max_size=2),
     st.sampled_from(FORMATS),

@@ -215,4 +215,4 @@ class Events(RuleBasedStateMachine):
 
 
 TestEvents = Events.TestCase
-TestEvents.settings = settings(max_examples=examples(400), stateful_step_count=40, deadline=None)
+TestEvents.settings = settings(max_examples=examples(400), stateful_step_count=40)

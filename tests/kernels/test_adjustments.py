@@ -42,7 +42,7 @@ def by_transformers(processor: LogitsProcessor, logits: Tensor, tokens: list[int
     return processor(torch.tensor([tokens], dtype=torch.int64), logits.clone())
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(prompt=TOKENS, generated=TOKENS, penalty=st.floats(0.125, 8, width=32), seed=st.integers(0, 99))
 def test_repetition_is_that_of_transformers(prompt: list[int], generated: list[int], penalty: float, seed: int) -> None:
     logits = logits_of(1, seed)
@@ -50,7 +50,7 @@ def test_repetition_is_that_of_transformers(prompt: list[int], generated: list[i
     assert adjust(logits, [AdjustedRow(prompt, generated, repetition=penalty)]).equal(expected)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     biases=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100, width=32), min_size=1, max_size=8),
     seed=st.integers(0, 99),
@@ -62,7 +62,7 @@ def test_biases_are_those_of_transformers(biases: dict[int, float], seed: int) -
     assert adjust(logits, [AdjustedRow([1], [2], biases=biases)]).equal(expected)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(data=st.data(), prompt=TOKENS, generated=TOKENS, seed=st.integers(0, 99))
 def test_bad_words_are_those_of_transformers_among_generated_tokens(
     data: st.DataObject, prompt: list[int], generated: list[int], seed: int
@@ -112,7 +112,7 @@ def spelled_out(scores: list[float], row: AdjustedRow) -> list[float]:
     return adjusted
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data(), vocab_size=st.sampled_from([1, 2, 31, 32, 33, 64, 70]), seed=st.integers(0, 99))
 def test_all_of_it_in_the_order_of_vllm(data: st.DataObject, vocab_size: int, seed: int) -> None:
     rows = data.draw(st.lists(adjusted_rows(vocab_size), min_size=1, max_size=3))
@@ -147,7 +147,7 @@ def test_what_is_no_number_shows_whatever_is_asked(dtype: torch.dtype) -> None:
     check_rows_without_numbers(reference, dtype, torch.device("cpu"))
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_row_does_not_depend_on_its_batch(data: st.DataObject, seed: int) -> None:
     rows = data.draw(st.lists(adjusted_rows(40), min_size=2, max_size=4))

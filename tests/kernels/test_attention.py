@@ -95,7 +95,7 @@ def check(case: Case) -> None:
             token += 1
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(cases())
 def test_any_mixed_batch(case: Case) -> None:
     check(case)

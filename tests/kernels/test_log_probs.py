@@ -21,7 +21,7 @@ def look_up(
     return chosen, top, top_ids
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(data=st.data(), vocab_size=st.integers(1, 40), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_they_are_those_of_float64_in_the_order_of_a_stable_sort(
     data: st.DataObject, vocab_size: int, dtype: torch.dtype

@@ -73,7 +73,7 @@ def sample(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@settings(max_examples=examples(200), deadline=None, derandomize=True)  # a float32 sum may round onto a filter's edge
+@settings(max_examples=examples(200), derandomize=True)  # a float32 sum may round onto a filter's edge
 @given(
     seed=st.integers(0, 2**20),
     temperature=st.floats(0.05, 5.0),
@@ -116,7 +116,7 @@ def test_tokens_are_as_frequent_as_they_are_probable(parameters: dict[str, float
     assert abs(statistic - freedom) < 4 * np.sqrt(2 * freedom)
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_a_row_does_not_depend_on_its_batch(data: st.DataObject) -> None:
     rows = data.draw(st.integers(2, 6))

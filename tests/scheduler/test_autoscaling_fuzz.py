@@ -140,4 +140,4 @@ class AutoscalerFuzz(RuleBasedStateMachine):
 
 
 TestAutoscaler = AutoscalerFuzz.TestCase
-TestAutoscaler.settings = settings(max_examples=examples(30), stateful_step_count=15, deadline=None)
+TestAutoscaler.settings = settings(max_examples=examples(30), stateful_step_count=15)

@@ -514,7 +514,6 @@ def effort(max_examples: int, num_steps: int) -> settings:
     return settings(
         max_examples=max_examples,
         stateful_step_count=num_steps,
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 

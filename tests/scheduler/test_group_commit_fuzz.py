@@ -188,4 +188,4 @@ class GroupCommitMachine(RuleBasedStateMachine):
 
 
 TestGroupCommitMachine = GroupCommitMachine.TestCase
-TestGroupCommitMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestGroupCommitMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)

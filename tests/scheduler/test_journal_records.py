@@ -112,7 +112,7 @@ def test_a_request_comes_back_as_it_was_submitted():
     assert record.submit.message() == whole
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.integers(0, 2**32))
 def test_any_request_comes_back_as_it_was_submitted(seed):
     """With constraints and without: nothing asked is another thing than constraints that ask nothing."""
@@ -507,7 +507,7 @@ def histories(draw):
     return told
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(histories(), st.data())
 def test_any_tail_of_the_journal_tells_all_of_the_requests_introduced_in_it(told, data):
     """So the batches before the oldest RequestRecord that is needed can be let go."""
@@ -519,7 +519,7 @@ def test_any_tail_of_the_journal_tells_all_of_the_requests_introduced_in_it(told
         assert request.progress == tuple(told.truth[arrival + i].progress() for i in range(request.submit.n))
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(histories(), st.data())
 def test_damage_is_noticed_and_never_tells_anything_that_was_not_so(told, data):
     """Any bits of a batch, and any number of its bytes."""
@@ -548,7 +548,7 @@ def test_damage_is_noticed_and_never_tells_anything_that_was_not_so(told, data):
             assert found.ending in (None, true.ending)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
 def test_what_is_framed_comes_back_and_damage_to_one_byte_takes_one_record(records):
     batch = frame(records)
@@ -561,7 +561,7 @@ def test_what_is_framed_comes_back_and_damage_to_one_byte_takes_one_record(recor
             assert set(whole) <= set(records)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5), st.data())
 def test_a_batch_that_is_cut_gives_its_first_records(records, data):
     batch = frame(records)

@@ -278,4 +278,4 @@ class RestartMachine(RuleBasedStateMachine):
 
 
 TestRestartMachine = RestartMachine.TestCase
-TestRestartMachine.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
+TestRestartMachine.settings = settings(max_examples=examples(100), stateful_step_count=40)

@@ -265,4 +265,4 @@ class OutboxMachine(RuleBasedStateMachine):
 
 
 TestOutboxMachine = OutboxMachine.TestCase
-TestOutboxMachine.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
+TestOutboxMachine.settings = settings(max_examples=examples(80), stateful_step_count=40)

@@ -203,7 +203,7 @@ def test_what_is_not_a_handshake_ends_the_connection(door, start):
 
 
 @given(data=st.data())
-@settings(max_examples=examples(200, quick=30), deadline=None)
+@settings(max_examples=examples(200, quick=30))
 def test_any_bytes_at_all(data):
     """A valid start that goes wrong somewhere: no exception, and the next peer is served."""
     valid = greeting() + ready(b"me") + message(hello("one")) + message(BEAT)

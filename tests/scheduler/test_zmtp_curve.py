@@ -89,7 +89,7 @@ def test_a_key_that_is_not_on_the_list_is_told_so():
     assert not client.connection.is_ready
 
 
-@settings(max_examples=examples(200, quick=40), deadline=None)
+@settings(max_examples=examples(200, quick=40))
 @given(data=st.data(), name=st.sampled_from([b"HELLO", b"INITIATE", b"sealed"]))
 def test_a_handshake_that_goes_wrong_anywhere_is_an_error(data, name):
     """Cut, lengthened or changed anywhere, outside of the boxes or in them: never another exception, and no entry."""
@@ -130,7 +130,7 @@ def test_the_secret_of_the_key_has_to_be_known():
         Client(keys=stolen).shake_hands()
 
 
-@settings(max_examples=examples(200, quick=40), deadline=None)
+@settings(max_examples=examples(200, quick=40))
 @given(plain=st.binary(max_size=40), flags=st.sampled_from([0, MORE, 2, 3, 255]), raw=st.booleans())
 def test_whatever_is_sealed_is_a_message_or_an_error(plain, flags, raw):
     client = ready()

@@ -124,7 +124,7 @@ def shared(tmp_path_factory):
     connection.close()
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     pieces=st.lists(st.binary(min_size=0, max_size=20), max_size=6),
     ranges=st.lists(st.tuples(st.integers(0, 130), st.integers(0, 130)), max_size=8),

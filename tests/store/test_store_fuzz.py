@@ -470,5 +470,5 @@ class StoreMachine(RuleBasedStateMachine):
         assert listed == sorted(waiting, key=lambda record: (record.created_at, record.owner, record.batch_id))
 
 
-StoreMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestStore = StoreMachine.TestCase

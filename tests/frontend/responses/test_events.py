@@ -95,7 +95,7 @@ def whole(spec: ResponseSpec, outcome: Outcome) -> dict:
     return json.loads(bytes(response_json(spec.head, outcome.status, outcome.output, outcome.tail)))
 
 
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(
     TOKENS,
     st.sampled_from(["stop", "length"]),
@@ -227,7 +227,7 @@ def test_events_that_are_not_sent_are_not_written(monkeypatch):
     assert written == []
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 500), max_size=40), st.data())
 def test_each_token_is_there_once_however_often_the_core_begins_anew(tokens, data):
     queue, _ = follow(spec_of(), context_of(MessageRules()).encode(), 3, TOKENIZER)

@@ -51,7 +51,7 @@ def logits_of(rows: int, vocab_size: int, dtype: torch.dtype, seed: int = 0) -> 
     return (4 * torch.randn(rows, vocab_size, generator=generator)).to(dtype)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     data=st.data(),
     vocab_size=st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 100, 1000])),

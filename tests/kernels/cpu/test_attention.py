@@ -81,7 +81,7 @@ def rows(draw: st.DrawFn) -> tuple[int, int]:
     return draw(st.one_of(st.just(1), st.integers(1, min(context_len, 40)))), context_len
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(
     rows=st.lists(rows(), min_size=1, max_size=5),
     block_size=st.sampled_from([1, 3, 16, 32, 256]),
@@ -139,7 +139,7 @@ def part_of(batch: Batch, cuts: list[int]) -> Batch:
     return Batch(batch.query, batch.cache, AttentionRows(torch.tensor(cuts, dtype=torch.int32), contexts, tables))
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     data=st.data(),
     context_len=st.one_of(st.integers(1, 70), st.integers(240, 300), st.integers(505, 540)),

@@ -15,7 +15,7 @@ EPS = 1e-6
 SHAPES = st.tuples(st.integers(1, 70), st.one_of(st.integers(1, 90), st.sampled_from([1024, 1027])))
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(shape=SHAPES)
 def test_rms_norm(kernels: CpuKernels, shape: tuple[int, int]) -> None:
     x, weight = noise(*shape, scale=30), noise(shape[1], seed=1)
@@ -28,7 +28,7 @@ def test_rms_norm(kernels: CpuKernels, shape: tuple[int, int]) -> None:
     assert distance(out, exact) < 3 * ROUNDED_ONCE
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(shape=SHAPES)
 def test_add_rms_norm(kernels: CpuKernels, shape: tuple[int, int]) -> None:
     x, residual, weight = noise(*shape), noise(*shape, seed=1), noise(shape[1], seed=2)
@@ -40,7 +40,7 @@ def test_add_rms_norm(kernels: CpuKernels, shape: tuple[int, int]) -> None:
     assert few_roundings_differ(out, expected)
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(shape=SHAPES)
 def test_silu_and_mul(kernels: CpuKernels, shape: tuple[int, int]) -> None:
     rows, size = shape
@@ -59,7 +59,7 @@ def test_silu_of_extremes(kernels: CpuKernels) -> None:
     assert out[0, 8].isnan()
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(
     tokens=st.integers(1, 40),
     group=st.integers(1, 5),

@@ -27,7 +27,7 @@ def apply_twin(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     return out
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(
     rows=st.one_of(st.integers(1, 60), st.just(130)), in_size=SIZES, out_size=st.integers(1, 100), biased=st.booleans()
 )
@@ -97,7 +97,7 @@ def test_what_is_not_finite_does_not_leak(kernels: CpuKernels, value: float) -> 
     assert out[:, 17].isnan().all()
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15))
 @given(rows=st.integers(1, 40), in_size=SIZES, size=st.integers(1, 70))
 def test_silu_and_mul_is_that_of_a_linear(kernels: CpuKernels, rows: int, in_size: int, size: int) -> None:
     x, weight = noise(rows, in_size), noise(2 * size, in_size, seed=1, scale=2 * in_size**-0.5)

@@ -37,7 +37,7 @@ def assert_twins(kernels: CpuKernels, logits: Tensor, token_ids: list[int], num_
     return top_ids
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(data=st.data(), vocab_size=st.integers(1, 70), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_the_twins_with_all_values(
     kernels: CpuKernels, data: st.DataObject, vocab_size: int, dtype: torch.dtype
@@ -49,7 +49,7 @@ def test_the_twins_with_all_values(
     assert_twins(kernels, logits, [token, token], num_top)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     vocab_size=st.sampled_from([127, 1023, 1024, 1025, 3000, 20_000]),
     kind=st.sampled_from(["any", "whole", "ascending", "descending", "mostly -inf"]),

@@ -41,7 +41,7 @@ def parameters(
 
 
 # Float32 sums of the twin may round onto a filter's edge.
-@settings(max_examples=examples(60), deadline=None, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 @given(
     vocab_size=st.one_of(st.integers(1, 70), st.sampled_from([1023, 1024, 1025, 3000])),
     spread=st.sampled_from([0.1, 1.0, 5.0]),
@@ -185,7 +185,7 @@ def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels, dtype: torch.dt
         assert draw(kernels, logits[row : row + 1], *(column[row : row + 1] for column in columns)) == [together[row]]
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(rows=st.integers(1, 20), vocab_size=st.integers(1, 100), seed=st.integers(0, 2**16))
 def test_argmax(kernels: CpuKernels, rows: int, vocab_size: int, seed: int) -> None:
     logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)).round().bfloat16()

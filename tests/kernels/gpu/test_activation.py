@@ -13,7 +13,7 @@ from kernels.gpu.layers import activation
 from tests.kernels.gpu import memory
 
 
-@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES)
 @given(
     rows=st.integers(1, 5),
     size=st.integers(1, 300),

@@ -59,7 +59,7 @@ def without_some(row: Asked, generator: torch.Generator) -> Asked:
     return replace(off, **{name: getattr(row, name) for name, keep in zip(names, kept, strict=True) if keep})
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     vocab_size=st.sampled_from([4, 31, 32, 33, 300, TILE - 1, TILE, TILE + 1, 2 * TILE + 45]),
     num_tokens=st.lists(st.sampled_from([1, 2, 7, 60, 300]), min_size=3, max_size=3),

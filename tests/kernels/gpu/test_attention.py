@@ -59,7 +59,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     case=cases(),
     num_sms=st.sampled_from([1, 132]),
@@ -135,7 +135,7 @@ def test_a_context_of_128k(device: torch.device) -> None:
     check(batch, attend(batch, num_sms=132))
 
 
-@settings(max_examples=examples(8, quick=2), deadline=None)
+@settings(max_examples=examples(8, quick=2))
 @given(
     contexts=st.lists(st.one_of(st.integers(1, 50), st.integers(1, 1500)), min_size=1, max_size=5),
     spare_rows=st.integers(0, 2),

@@ -103,7 +103,7 @@ def check_work(work: WorkList, rows: RowColumns, cutting: Cutting, first_partial
     assert (np.diff(lengths) <= 0).all()
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(cuttings(), row_lens(), st.integers(0, 5), st.one_of(st.none(), st.integers(1, 8)))
 def test_every_query_sees_each_position_once(
     cutting: Cutting, lens: Lens, first_partial: int, steps: int | None
@@ -113,7 +113,7 @@ def test_every_query_sees_each_position_once(
     check_work(cut_rows(cutting, rows, piece_len, first_partial), rows, cutting, first_partial)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(cuttings(), row_lens(longest=50_000))
 def test_no_item_is_much_longer_than_its_share(cutting: Cutting, lens: Lens) -> None:
     """Unless merging shorter ones would take longer than computing them."""
@@ -173,7 +173,7 @@ def test_a_long_row_among_many_that_are_hardly_too_long_is_cut() -> None:
     assert (items[:, 5] - items[:, 4]).max() < 2100
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(cuttings(), st.one_of(row_lens(longest=50_000, most=40), like_lens(), shrinking_lens()))
 def test_any_context_lengths_fit_the_capacity(cutting: Cutting, lens: Lens) -> None:
     lens = [(min(query, cutting.tile_queries), context) for query, context in lens]
@@ -232,7 +232,7 @@ def test_work_that_fills_the_gpu_as_it_is_stays_whole() -> None:
         assert (items_of(plan(lens))[:, 6] == -1).all()
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(row_lens(longest=3000), row_lens(longest=3000), st.sampled_from([128, 256, 1024]))
 def test_with_a_piece_length_company_changes_no_row(lens: Lens, others: Lens, piece_len: int) -> None:
     cutting = Cutting(tile_queries=8, group=2, step=64, slots=10, grain=4, whole_len=512, min_piece=256)
@@ -244,7 +244,7 @@ def test_with_a_piece_length_company_changes_no_row(lens: Lens, others: Lens, pi
     assert pieces(rows_of(lens)) == pieces(rows_of(lens + others))
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(row_lens(longest=30_000), row_lens(longest=30_000))
 def test_otherwise_only_the_number_of_pieces_hangs_on_company(lens: Lens, others: Lens) -> None:
     cutting = Cutting(tile_queries=40, group=1, step=64, slots=10, grain=16, whole_len=256, min_piece=256)
@@ -261,7 +261,7 @@ def plan(lens: Lens, **options: object) -> AttentionPlan:
     return AttentionPlanner(SHAPE, H200_SMS).plan(queries, contexts, **options)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(row_lens(), st.booleans(), st.sampled_from([1, 2, 5, 16]))
 def test_a_plan_of_decode_rows_and_chunks(lens: Lens, one_launch: bool, group: int) -> None:
     lens = [(min(query, context), context) for query, context in lens]
@@ -288,7 +288,7 @@ def test_an_empty_step_is_an_empty_plan() -> None:
     assert (made.launches, len(made.work)) == ((), 0)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.sampled_from([1, 2, 4, 5, 8]), row_lens(longest=131072), st.sampled_from([64, 128]))
 def test_heads_side_by_side_divide_the_heads(kv_heads: int, lens: Lens, head_dim: int) -> None:
     shape = AttentionShape(2 * kv_heads, kv_heads, head_dim, 256, torch.bfloat16)
@@ -299,7 +299,7 @@ def test_heads_side_by_side_divide_the_heads(kv_heads: int, lens: Lens, head_dim
             assert launch.heads_at_once * contexts.max() * head_dim * 2 * 2 <= 24 * 2**20
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(row_lens(longest=131072, most=30), st.sampled_from([1, 2, 4]), st.sampled_from([1, 20, H200_SMS]))
 def test_partial_results_of_any_step_have_room(lens: Lens, group: int, num_sms: int) -> None:
     planner = AttentionPlanner(replace(SHAPE, num_heads=8 * group), num_sms)

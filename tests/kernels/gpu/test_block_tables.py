@@ -10,7 +10,7 @@ from kernels.gpu.attention.block_tables import expand_block_tables
 from tests.support.effort import examples
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(lengths=st.lists(st.sampled_from([0, 1, 2, 255, 256, 257, 600]), min_size=1, max_size=5), apart=st.booleans())
 def test_tables_are_copied_and_nothing_else_is_written(lengths: list[int], apart: bool, device: torch.device) -> None:
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)

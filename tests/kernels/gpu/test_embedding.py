@@ -27,7 +27,7 @@ def plans(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return ids, draw(st.lists(st.integers(0, LANES - 1), min_size=num_tokens, max_size=num_tokens))
 
 
-@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES)
 @given(
     plan=plans(),
     size=st.integers(1, 200),

@@ -193,7 +193,7 @@ def row_lens(draw: st.DrawFn) -> tuple[int, int]:
     return draw(st.one_of(st.just(1), st.integers(1, min(context, 30)))), context
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(lens=st.lists(row_lens(), min_size=1, max_size=5), seed=st.integers(0, 99), group=st.sampled_from([1, 2, 4]))
 def test_any_batch(lens: list[tuple[int, int]], seed: int, group: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -30,7 +30,7 @@ def check(x: Tensor, weight: Tensor, out_gap: int = 0) -> None:
     memory.assert_untouched(x, kept)
 
 
-@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES)
 @given(
     rows=st.one_of(st.integers(1, 20), st.integers(1, 140)),
     size=st.integers(1, 90),

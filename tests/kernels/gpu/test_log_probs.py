@@ -48,7 +48,7 @@ def assert_twins(logits: Tensor, token_ids: list[int], num_top: int, lookup: Log
     return actual
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(
     vocab_size=st.sampled_from([1, 2, 20, 127, 128, 129, 1023, 1025, 4097]),
     kind=st.sampled_from(["normal", "few values", "mostly -inf"]),

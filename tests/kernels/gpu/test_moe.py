@@ -68,7 +68,7 @@ def check(tensors: dict[str, Tensor], num_chosen: int, renormalized: bool, exper
         memory.assert_untouched(tensor, kept[name])
 
 
-@settings(max_examples=examples(NUM_EXAMPLES), deadline=None)
+@settings(max_examples=examples(NUM_EXAMPLES))
 @given(
     tokens=st.integers(1, 40),
     num_experts=st.integers(1, 6),
@@ -158,7 +158,7 @@ def test_logits_that_are_no_numbers_harm_their_token_only(value: float, device: 
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(NUM_EXAMPLES), deadline=None)
+@settings(max_examples=examples(NUM_EXAMPLES))
 @given(
     tokens=st.integers(1, 70),
     num_experts=st.integers(1, 9),

@@ -15,7 +15,7 @@ from tests.kernels.gpu import memory
 EPS = 1e-6
 
 
-@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES)
 @given(
     rows=st.integers(1, 5),
     size=st.integers(1, 300),
@@ -39,7 +39,7 @@ def test_rms_norm(
     memory.assert_untouched(x, kept)
 
 
-@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES)
 @given(
     rows=st.integers(1, 5),
     size=st.integers(1, 300),

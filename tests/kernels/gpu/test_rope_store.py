@@ -107,7 +107,7 @@ def rope_store(kernel: Callable[..., None], tensors: dict[str, Tensor]) -> None:
     kernel(qkv, RopeStoreLayer(q_weight, k_weight, EPS, cos_sin, KVCache(keys, values)), positions, slots, out)
 
 
-@settings(max_examples=memory.NUM_EXAMPLES, deadline=None)
+@settings(max_examples=memory.NUM_EXAMPLES)
 @given(case=cases())
 @example(case=Case(3, 16, 8, 128, torch.bfloat16))
 @example(case=Case(2, 32, 8, 128, torch.float16, key_is_transposed=True, value_is_transposed=True, unstored=(0,)))

@@ -56,7 +56,7 @@ some_row = st.builds(
 
 
 # Shrinking would take minutes.
-@settings(max_examples=examples(12, quick=2), deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=examples(12, quick=2), derandomize=True, phases=[Phase.generate])
 @given(
     rows=st.lists(some_row, min_size=8, max_size=8),
     kind=st.sampled_from(KINDS),
