@@ -17,7 +17,7 @@ from tests.sim.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
 RANGES, RUNS_A_RANGE = 9, 70
-WIDE_PROFILES = ("everything", "flood", "grammars", "keepers", "tasks")  # each fault is in one of them
+WIDE_PROFILES = ("everything", "files", "flood", "grammars", "keepers", "tasks")  # each fault is common in one
 CASES = [
     # After a restart five ended requests proved what an executor could hold; the witness counted the open ones only.
     (83_119_619, "everything"),
@@ -74,7 +74,7 @@ def missing_from(tally):
     moments += ("prompt positions asked", "told of acceptance", "pooled results", "refused: unavailable")
     moments += ("rows of grammars in another library", "rows without a library", "grammars relaxed", "grammars lost")
     moments += ("adopted", "resumed where they were", "not adopted: another kind", "not adopted: another writer")
-    moments += ("not adopted: step_failed", "not adopted: untrusted")
+    moments += ("not adopted: step_failed", "not adopted: untrusted", "rows without numbers", "late rows")
     moments += ("keeper: holder is killed", "keeper: pool dropped", "keeper: executor refused")
     moments += ("keeper: its holder has ended", "keeper: its holder has released it")
     codes = ("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value")
