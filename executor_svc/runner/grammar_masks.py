@@ -7,6 +7,7 @@ A lane whose mask is not there in time is late until it is started again: a step
 filled meanwhile, and found by the same grammar and tokens when they come back, in whichever lane.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from kernels.reference import mask_words
 MASK_MAY_TAKE_S = 0.02  # that a step waits for; twice of what is slow, as other threads may have the processor
 MAX_LATE = 32  # late lanes whose masks are found again; what else begins was given up, or begins anew
 _IDLE_PLANS = 256  # a lane that so many plans did not need keeps its tokens, and no matcher
-_NO_TOKENS: IntArray = np.zeros(0, np.int32)
 
 
 class DrawnTokens(Protocol):
@@ -60,19 +60,15 @@ def load_grammar_masks(
 
 
 @dataclass(frozen=True)
-class _NewTokens:
-    """What a lane's matcher has to read before its mask: tokens that were said, or one that a step draws."""
+class _DrawnToken:
+    """The token of a lane that a step draws, as one of its samples."""
 
-    said: IntArray
-    drawn: DrawnTokens | None = None
-    sample: int = 0
+    step: DrawnTokens
+    sample: int
 
     def get(self) -> list[int]:
-        """The tokens, as soon as they are known; none for a row that has none."""
-        if self.drawn is None:
-            known: list[int] = self.said.tolist()
-            return known
-        token = int(self.drawn.token_ids()[self.sample])
+        """Wait for it; none for a row that has none."""
+        token = int(self.step.token_ids()[self.sample])
         return [token] if token >= 0 else []
 
 
@@ -158,7 +154,7 @@ class GrammarMasks:
         self._words = mask_words(vocab_size)
         self._may_take_s = may_take_s
         self._lanes: dict[int, _LaneText] = {}
-        self._newest: dict[int, _NewTokens] = {}
+        self._newest: dict[int, _DrawnToken] = {}
         self._late: OrderedDict[_Name, _LaneText] = OrderedDict()
         self._num_plans = 0
 
@@ -194,7 +190,7 @@ class GrammarMasks:
         """A step was launched that draws these lanes' tokens, each as one of its samples."""
         for lane, sample in zip(lanes, samples, strict=True):
             if lane.start.message.constraints.grammar:
-                self._newest[lane.start.message.lane] = _NewTokens(_NO_TOKENS, step, sample)
+                self._newest[lane.start.message.lane] = _DrawnToken(step, sample)
 
     def forget_lanes(self) -> None:
         """An epoch is over: its lanes are started anew before they are needed again."""
@@ -209,8 +205,6 @@ class GrammarMasks:
         """See `PendingMasks.result`."""
         jobs = [row.job for row in rows if row.job is not None and (waits_for_resumed or not row.is_resumed)]
         if left := [job for job in jobs if not job.is_done]:
-            for job in left:
-                job.get_tokens()
             self._threads.wait(left, self._may_take_s)
         without: dict[int, int] = {}
         empty = []
@@ -239,15 +233,13 @@ class GrammarMasks:
                 state = self._lanes[message.lane] = _LaneText(late.text, late.job, used=self._num_plans)
                 return _Row(lane, state, late.job, is_resumed=True)
             text = GrammarText(self._grammars.get(message.constraints.grammar), lane.start.stop_token_ids)
+            text.append(generated.tolist())
             self._lanes[message.lane] = _LaneText(text)
-            news = _NewTokens(generated)
-        else:
-            news = self._newest[message.lane]
         state = self._lanes[message.lane]
         state.used = self._num_plans
         if state.without is not None:
             return _Row(lane, state, None)
-        state.job = MaskJob(state.text, news.get, mask)
+        state.job = MaskJob(state.text, mask, None if starts else self._newest[message.lane].get)
         return _Row(lane, state, state.job)
 
     def _why_without(self, state: _LaneText, job: MaskJob) -> int | None:
@@ -257,7 +249,8 @@ class GrammarMasks:
         if job.is_done:
             return m.TOO_COMPLEX if job.outcome == m.TOO_COMPLEX else None
         text = state.text
-        self._late[_Name(text.grammar.text, text.stops.tobytes(), self._threads.tokens_of(job))] = state
+        tokens = array("i", text.tokens).tobytes()
+        self._late[_Name(text.grammar.text, text.stops.tobytes(), tokens)] = state
         if len(self._late) > MAX_LATE:
             _, dropped = self._late.popitem(last=False)
             assert dropped.job is not None

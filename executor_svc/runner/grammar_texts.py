@@ -110,15 +110,19 @@ class GrammarText:
     matcher: LLMatcher | None = None
     token_s: float = 0.0
 
-    def is_slow(self, num_more: int) -> bool:
-        """Whether its next mask, after so many more tokens, is to be expected to take long."""
+    def __post_init__(self) -> None:
+        self._stops = frozenset(self.stops.tolist())
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its next mask is to be expected to take long."""
         if self.grammar.base is None or self.grammar.last_s > SLOW_S:
             return True
-        return self.matcher is None and len(self.tokens) + num_more > LONG_TEXT
+        return self.matcher is None and len(self.tokens) > LONG_TEXT
 
     def append(self, tokens: Sequence[int]) -> list[int]:
         """More was generated. Returns what of it `fill` has to read: a sequence with a stop token has ended."""
-        new = [token for token in tokens if token not in self.stops]
+        new = [token for token in tokens if token not in self._stops]
         self.tokens += new
         return new
 

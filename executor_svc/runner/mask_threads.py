@@ -1,15 +1,15 @@
 """The threads that fill masks: quick ones never wait for slow ones, and a step waits for neither without a bound.
 
-One thread fills the masks that are expected to be quick, another one the rest: those of grammars that are to be
-compiled first, of long texts that are read anew, and of grammars whose last mask was slow. A mask that keeps the quick
-thread for too long keeps it for good: another thread takes its place, and the old one ends with that mask. The library
-cannot be interrupted, and lets other threads run while it fills a mask.
+One thread waits for the tokens that a step draws, and fills the masks that are expected to be quick. Another one fills
+the rest: those of grammars that are to be compiled first, of long texts that are read anew, and of grammars whose last
+mask was slow. A mask that keeps the quick thread for too long keeps it for good: another thread takes its place, and
+the old one ends with that mask. The library cannot be interrupted, and lets other threads run while it fills a mask.
 """
 
 import os
 import threading
 import time
-from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,10 +24,10 @@ class MaskJob:
 
     Attributes:
         text: whose; it has no other job before this one is done.
-        get_tokens: waits for what follows the text, and returns it.
         mask: int32 [ceil(vocab / 32)], all zeros until the thread writes it.
+        get_tokens: waits for what follows the text, and returns it; None once the text has it.
+        new: what the text got by that.
         is_slow: whether it is, or is expected to be.
-        is_begun: whether the text has these tokens.
         is_done: whether mask and outcome are there.
         outcome: see `GrammarText.fill`.
         error: what the thread raised.
@@ -35,10 +35,10 @@ class MaskJob:
     """
 
     text: GrammarText
-    get_tokens: Callable[[], Sequence[int]]
     mask: IntArray
+    get_tokens: Callable[[], Sequence[int]] | None = None
+    new: Sequence[int] = ()
     is_slow: bool = False
-    is_begun: bool = False
     is_done: bool = False
     outcome: int = m.NO_TOKEN
     error: Exception | None = None
@@ -56,7 +56,8 @@ class MaskThreads:
         self._grammars = grammars
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # there is some, or the threads are to end
-        self._done = threading.Condition(self._lock)  # a slow mask, or all quick ones
+        self._done = threading.Condition(self._lock)  # a slow mask, or all quick ones; or all tokens are known
+        self._unread: deque[MaskJob] = deque()  # whose tokens are not known
         self._queues: dict[bool, list[MaskJob]] = {False: [], True: []}  # quick ones, and slow ones
         self._quick: MaskJob | None = None  # that the quick thread does
         self._quick_thread: threading.Thread | None = None
@@ -71,17 +72,20 @@ class MaskThreads:
         """Have them done."""
         with self._lock:
             for job in jobs:
-                job.is_slow = job.text.grammar.is_busy or job.text.is_slow(1)
-                self._queues[job.is_slow].append(job)
+                if job.get_tokens is None:
+                    self._queue(job)
+                else:
+                    self._unread.append(job)
             self._work.notify_all()
 
     def wait(self, jobs: Sequence[MaskJob], may_take_s: float | None) -> None:
-        """Wait until they are done, or it takes too long.
+        """Wait until their tokens are known, and then until they are done or it takes too long.
 
         Args:
             may_take_s: how long one quick mask may take, and all slow ones together; None for as long as they take.
         """
         with self._lock:
+            self._wait_for_tokens(jobs, may_take_s)
             now = time.monotonic()
             slow_until = quick_until = now + (may_take_s or 0)
             num_quick = len(jobs) + 1
@@ -98,11 +102,6 @@ class MaskThreads:
                 elif not num_quick or not self._relieve():
                     return
 
-    def tokens_of(self, job: MaskJob) -> bytes:
-        """The text that the mask is of, int32. Its tokens are known by now."""
-        with self._lock:
-            return array("i", job.text.tokens if job.is_begun else [*job.text.tokens, *job.get_tokens()]).tobytes()
-
     def close(self) -> None:
         """End the threads, as soon as each has done what it does."""
         with self._lock:
@@ -110,6 +109,18 @@ class MaskThreads:
             self._work.notify_all()
         for thread in self._threads:
             thread.join()
+
+    def _wait_for_tokens(self, jobs: Sequence[MaskJob], may_take_s: float | None) -> None:
+        """The step that draws them may take as long as it does; a mask may keep the quick thread from them no longer
+        than any."""
+        until = time.monotonic() + (may_take_s or 0)
+        while any(job.get_tokens is not None for job in jobs):
+            if may_take_s is None or self._quick is None:
+                self._done.wait()
+            elif (left_s := until - time.monotonic()) > 0:
+                self._done.wait(left_s)
+            else:
+                self._relieve()
 
     def _relieve(self) -> bool:
         """Let another thread do the quick jobs, if this one is kept by one of them; it is slow, as are others of its
@@ -128,6 +139,13 @@ class MaskThreads:
             self._queues[True].append(job)
             job.is_slow = True
         self._work.notify_all()
+
+    def _queue(self, job: MaskJob) -> None:
+        """Have one done whose tokens are known."""
+        job.is_slow = job.text.grammar.is_busy or job.text.is_slow
+        self._queues[job.is_slow].append(job)
+        if job.is_slow:
+            self._work.notify_all()
 
     def _start_quick(self) -> None:
         self._quick_thread = self._start(self._do_quick)
@@ -150,7 +168,10 @@ class MaskThreads:
             with self._lock:
                 if (job := self._take(is_slow=False)) is None:
                     return
-                self._quick = job
+                self._quick = None if job.get_tokens is not None else job
+            if job.get_tokens is not None:
+                self._read(job, job.get_tokens)
+                continue
             self._do(job, reader)
             with self._lock:
                 if self._quick is not job:
@@ -169,9 +190,11 @@ class MaskThreads:
 
     def _take(self, *, is_slow: bool) -> MaskJob | None:
         """Wait for a job of a grammar that no other thread works on, and take the one that is expected to be the
-        shortest. None at the end."""
+        shortest. The quick thread first takes those whose tokens are not known. None at the end."""
         queue = self._queues[is_slow]
         while not self._is_closed:
+            if not is_slow and self._unread:
+                return self._unread.popleft()
             queue[:] = [job for job in queue if not job.is_dropped]
             if free := [job for job in queue if not job.text.grammar.is_busy]:
                 job = min(free, key=lambda job: job.text.grammar.last_s) if is_slow else free[0]
@@ -181,13 +204,24 @@ class MaskThreads:
             self._work.wait()
         return None
 
+    def _read(self, job: MaskJob, get_tokens: Callable[[], Sequence[int]]) -> None:
+        """Wait for a job's tokens, and have it done then."""
+        tokens: Sequence[int] = ()
+        try:
+            tokens = get_tokens()
+        except Exception as error:  # the step failed
+            job.error = error
+        with self._lock:
+            job.get_tokens, job.new, job.is_done = None, job.text.append(tokens), job.error is not None
+            if not job.is_done:
+                self._queue(job)
+            if not self._unread:
+                self._done.notify_all()
+
     def _do(self, job: MaskJob, reader: TokenReader) -> None:
         try:
-            tokens = job.get_tokens()
-            with self._lock:
-                new, job.is_begun = job.text.append(tokens), True
-            job.outcome = job.text.fill(new, job.mask, self._grammars, reader)
-        except Exception as error:  # a step failed that draws the tokens
+            job.outcome = job.text.fill(job.new, job.mask, self._grammars, reader)
+        except Exception as error:
             job.error = error
         with self._lock:
             job.text.grammar.is_busy, job.is_done = False, True

@@ -10,6 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from common import messages as m
+from common.wire import IntArray
 from executor_svc.runner import grammar_masks, grammar_texts
 from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.grammar_texts import Grammars, GrammarText, TokenReader
@@ -115,6 +116,63 @@ def test_a_mask_that_is_slow_all_of_a_sudden_keeps_its_thread_and_no_lane(masks:
     assert EOS in mask_of(result, 1)
     result = plan(masks, [lane_of(masks, 3, QUICK)], {3})
     assert (result.without, bool(mask_of(result, 3))) == ({}, True)
+
+
+class DrawnLater(Drawn):
+    """A step that the device is busy with until `go` is set."""
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__(*tokens)
+        self.go, self.waited = threading.Event(), threading.Event()
+        self.threads: set[threading.Thread] = set()
+
+    def token_ids(self) -> IntArray:
+        self.threads.add(threading.current_thread())
+        self.waited.set()
+        assert self.go.wait(AT_MOST_S)
+        return super().token_ids()
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["", "a mask keeps the quick thread"])
+def test_a_step_that_takes_long_makes_no_mask_late(masks: GrammarMasks, held: Held, is_kept: bool) -> None:
+    """Time counts once its tokens are known. The thread that launches never waits for the device itself."""
+    held.after = 1
+    slow, quick = lane_of(masks, 0, SLOW), lane_of(masks, 1, QUICK)
+    for _ in range(2):  # both grammars are compiled now
+        plan(masks, [slow, quick], {0, 1})
+    if is_kept:
+        masks.launched([slow], [0], Drawn(*TOKENIZER.tokenize_str("a")))
+        assert masks.begin([slow], set()) is not None
+        assert held.held.wait(AT_MOST_S)
+    step = DrawnLater(*TOKENIZER.tokenize_str("7"))
+    masks.launched([quick], [0], step)
+    pending = masks.begin([quick], set())
+    assert pending is not None
+    results: list[LaneMasks] = []
+    launching = threading.Thread(target=lambda: results.append(pending.result()), daemon=True)
+    launching.start()
+    assert step.waited.wait(AT_MOST_S)
+    launching.join(2 * MAY_TAKE_S)
+    assert launching.is_alive(), "it waits for the step"
+    step.go.set()
+    launching.join(AT_MOST_S)
+    (result,) = results
+    assert (result.without, EOS in mask_of(result, 1)) == ({}, True)
+    assert launching not in step.threads
+    assert threading.current_thread() not in step.threads
+
+
+def test_a_step_that_fails_fails_the_plan_that_needs_its_tokens(masks: GrammarMasks) -> None:
+    class Failed(Drawn):
+        def token_ids(self) -> IntArray:
+            raise RuntimeError("a kernel failed")
+
+    quick = lane_of(masks, 1, QUICK)
+    plan(masks, [quick], {1})
+    masks.launched([quick], [0], Failed())
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        plan(masks, [quick], set())
+    assert not plan(masks, [quick], {1}).without, "it serves on"
 
 
 def test_a_sequence_alone_is_waited_for(masks: GrammarMasks, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,12 +149,12 @@ def test_the_next_forward_is_launched_before_a_grammar_waits_for_tokens(
 def test_plans_without_grammars_wait_for_nothing(
     rig: StandIn, checkpoint: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor do they use the thread that fills masks."""
+    """Nor do they use the threads that fill masks."""
     folder = checkpoint(num_layers=1, dtype=torch.bfloat16, tokenizer=True)
     runner, limits = harness.start(folder, dtype="bfloat16", kv_cache_memory_gib=0.25, **OPTIONS)
     masks = runner._asked_steps._grammars
     assert masks is not None
-    monkeypatch.setattr(masks._thread, "submit", None)
+    monkeypatch.setattr(masks._threads, "put", None)
     with rig.schedule("lazy"), rig.serving():
         for columns in islice(random_plans(limits, random.Random(3), asking=0.8), 20):
             runner.launch(columns)  # 20 in flight, and nobody waits
