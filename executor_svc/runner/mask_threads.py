@@ -111,8 +111,8 @@ class MaskThreads:
             thread.join()
 
     def _wait_for_tokens(self, jobs: Sequence[MaskJob], may_take_s: float | None) -> None:
-        """The step that draws them may take as long as it does; a mask may keep the quick thread from them no longer
-        than any."""
+        """Wait as long as the step takes that draws them. A mask that keeps the quick thread meanwhile has the time
+        that any quick mask has."""
         until = time.monotonic() + (may_take_s or 0)
         while any(job.get_tokens is not None for job in jobs):
             if may_take_s is None or self._quick is None:
