@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system: what glibc's allocator is told. With any other allocator nothing happens."""
+"""Tell glibc's allocator to give freed memory back to the system. Any other allocator is left alone."""
 
 import ctypes
 import sys

@@ -79,6 +79,11 @@ class _Name(NamedTuple):
     stops: bytes
     tokens: bytes
 
+    @classmethod
+    def of(cls, text: GrammarText) -> "_Name":
+        """The name of a text."""
+        return cls(text.grammar.text, text.stops.tobytes(), array("i", text.tokens).tobytes())
+
 
 @dataclass(eq=False)
 class _LaneText:
@@ -228,12 +233,11 @@ class GrammarMasks:
         message = lane.start.message
         if starts:
             generated = lane.start.tokens[message.num_prompt :]
-            key = _Name(message.constraints.grammar, lane.start.stop_token_ids.tobytes(), generated.tobytes())
-            if (late := self._late.pop(key, None)) is not None:
-                state = self._lanes[message.lane] = _LaneText(late.text, late.job, used=self._num_plans)
-                return _Row(lane, state, late.job, is_resumed=True)
             text = GrammarText(self._grammars.get(message.constraints.grammar), lane.start.stop_token_ids)
             text.append(generated.tolist())
+            if (late := self._late.pop(_Name.of(text), None)) is not None:
+                state = self._lanes[message.lane] = _LaneText(late.text, late.job, used=self._num_plans)
+                return _Row(lane, state, late.job, is_resumed=True)
             self._lanes[message.lane] = _LaneText(text)
         state = self._lanes[message.lane]
         state.used = self._num_plans
@@ -248,9 +252,7 @@ class GrammarMasks:
             raise job.error
         if job.is_done:
             return m.TOO_COMPLEX if job.outcome == m.TOO_COMPLEX else None
-        text = state.text
-        tokens = array("i", text.tokens).tobytes()
-        self._late[_Name(text.grammar.text, text.stops.tobytes(), tokens)] = state
+        self._late[_Name.of(state.text)] = state
         if len(self._late) > MAX_LATE:
             _, dropped = self._late.popitem(last=False)
             assert dropped.job is not None

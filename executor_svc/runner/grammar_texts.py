@@ -115,7 +115,7 @@ class GrammarText:
 
     @property
     def is_slow(self) -> bool:
-        """Whether its next mask is to be expected to take long."""
+        """Whether its next mask will probably take long."""
         if self.grammar.base is None or self.grammar.last_s > SLOW_S:
             return True
         return self.matcher is None and len(self.tokens) > LONG_TEXT

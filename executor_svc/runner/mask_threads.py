@@ -60,12 +60,11 @@ class MaskThreads:
         self._unread: deque[MaskJob] = deque()  # whose tokens are not known
         self._queues: dict[bool, list[MaskJob]] = {False: [], True: []}  # quick ones, and slow ones
         self._quick: MaskJob | None = None  # that the quick thread does
-        self._quick_thread: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
         self._is_closed = False
         self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         with self._lock:
-            self._start_quick()
+            self._start(self._do_quick)
             self._start(self._do_slow)
 
     def put(self, jobs: Sequence[MaskJob]) -> None:
@@ -129,7 +128,7 @@ class MaskThreads:
             return False
         job.is_slow, self._quick = True, None
         self._move(job.text.grammar.text)
-        self._start_quick()
+        self._start(self._do_quick)
         return True
 
     def _move(self, grammar: str) -> None:
@@ -141,16 +140,11 @@ class MaskThreads:
         self._work.notify_all()
 
     def _queue(self, job: MaskJob) -> None:
-        """Have one done whose tokens are known."""
+        """Put a job whose tokens are known where its thread finds it."""
         job.is_slow = job.text.grammar.is_busy or job.text.is_slow
         self._queues[job.is_slow].append(job)
-        if job.is_slow:
-            self._work.notify_all()
 
-    def _start_quick(self) -> None:
-        self._quick_thread = self._start(self._do_quick)
-
-    def _start(self, work: Callable[[TokenReader], None]) -> threading.Thread:
+    def _start(self, work: Callable[[TokenReader], None]) -> None:
         def run() -> None:
             if self._cpus is not None:  # a thread begins with the CPUs of the one that starts it, which is bound by now
                 os.sched_setaffinity(0, self._cpus)
@@ -159,7 +153,6 @@ class MaskThreads:
         thread = threading.Thread(target=run, name="grammars", daemon=True)
         self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
         thread.start()
-        return thread
 
     # --- in the threads ---
 
@@ -215,6 +208,8 @@ class MaskThreads:
             job.get_tokens, job.new, job.is_done = None, job.text.append(tokens), job.error is not None
             if not job.is_done:
                 self._queue(job)
+            if job.is_slow:
+                self._work.notify_all()
             if not self._unread:
                 self._done.notify_all()
 

@@ -70,7 +70,7 @@ class ScorePrompts:
 
     @property
     def work_of_frame(self) -> int:
-        """What is to be done for the first use, as `LongWork` counts it: another process renders a chat for it."""
+        """Size of the work that comes first, as `LongWork` counts it: once, another process has to render a chat."""
         return 0 if "fault" in vars(self) else WORTH_A_THREAD + 1
 
     @cached_property
