@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-from pathlib import Path
 
 import httpx
 import openai
@@ -16,6 +15,7 @@ from scheduler_svc.client.processes.local_fleet import KEEPER, executor_name
 from tests.e2e.streams import keep_streaming, requests
 from tests.support.eventually import eventually
 from tests.support.fleets import running_fleet
+from tests.support.processes import open_files
 
 FEW = 8
 SECONDS = 60
@@ -38,8 +38,8 @@ def standby_waits(fleet):
 
 def pool_bytes(fleet):
     """What is in the pool that the keeper holds: it is read through the keeper's own descriptor."""
-    folder = f"/proc/{fleet.pids[KEEPER]}/fd"
-    (path,) = [path for path in Path(folder).iterdir() if os.readlink(path).startswith("/memfd:baton-pool (")]
+    opened = open_files(fleet.pids[KEEPER])
+    (path,) = [path for path, file in opened.items() if file.startswith("/memfd:baton-pool (")]
     return path.read_bytes()
 
 

@@ -1,6 +1,5 @@
 """A pack keeps to its time, each result is there as soon as its step ends, and what has passed is not run again."""
 
-import contextlib
 import json
 import os
 import shlex
@@ -9,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +17,7 @@ from tests.gpu_session.ledger import read_results
 from tests.gpu_session.packs import SECONDS, Item, Step, packs
 from tests.gpu_session.session import RESULTS, Session
 from tests.support.eventually import eventually
+from tests.support.processes import open_files
 
 VERSIONS = {"torch": "2.11.0"}
 
@@ -188,15 +187,6 @@ def test_the_command(tmp_path):
     assert json.loads(done.stdout.splitlines()[-1])["pack"] == "bench"
 
 
-def open_files(pid):
-    """Paths of the files that a process has open."""
-    found = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.add(os.readlink(link))
-    return found
-
-
 def test_the_process_that_holds_the_gpu_holds_nothing_else(tmp_path):
     """Whoever reads a pack's output reads to its end, which comes when no process has it open any more."""
     text = (ROOT / "tools" / "gpu_session.sh").read_text()
@@ -207,7 +197,7 @@ def test_the_process_that_holds_the_gpu_holds_nothing_else(tmp_path):
     holder = int(done.stdout)
     try:
         # Before it is `sleep`, it is a shell that still closes what it has of its parent.
-        eventually(lambda: open_files(holder) == {str(tmp_path / "device"), "/dev/null"})
+        eventually(lambda: set(open_files(holder).values()) == {str(tmp_path / "device"), "/dev/null"})
     finally:
         os.kill(holder, signal.SIGKILL)
 

@@ -24,6 +24,7 @@ from executor_svc.keeper.watchdog_process import WatchdogProcess
 from tests.keeper.processes import KeeperProcess
 from tests.keeper.world import NUM_BLOCKS, POOL, WEIGHTS
 from tests.support.eventually import eventually
+from tests.support.processes import open_files
 
 NUM_BYTES = 2**20
 
@@ -270,9 +271,8 @@ def test_a_watchdog_inherits_no_device(keeper, link):
     watchdog = WatchdogProcess(keeper.path, link._talk._instance)
     watchdog.start(5.0)
     try:
-        folder = f"/proc/{watchdog._process.pid}/fd"
         eventually(lambda: "watchdog.py" in Path(f"/proc/{watchdog._process.pid}/cmdline").read_text(), 10.0)
-        opened = [os.readlink(f"{folder}/{fd}").partition(":")[0] for fd in os.listdir(folder)]
+        opened = [file.partition(":")[0] for file in open_files(watchdog._process.pid).values()]
         assert "/dev/zero" not in opened
         assert "socket" in opened
     finally:
