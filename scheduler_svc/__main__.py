@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from common.vocabulary import read_vocabulary
-from scheduler_svc.api_key_file import read_key_file
+from scheduler_svc.api_key_file import plain_keys, read_key_file, unnamed
 from scheduler_svc.core.autoscaling.settings import DEFAULT_TARGET_TTFT_S, ScaleSettings, scale_settings
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet.fleet import MAX_MEMBERS
@@ -154,6 +154,7 @@ def main(
             curve = ServerCurve.load(curve_keys) if curve_keys is not None else None
             # Only frontends need the file, but a mistake in it is to end this command.
             keys = read_key_file(api_keys_file) if api_keys_file is not None else ()
+            client_ids = {key.name: key.client_id for key in (*keys, *map(unnamed, plain_keys()))}
             group = kv_events.cache_group if kv_events is not None else None
             if frontends and group is not None and all(key.cache_group != group for key in keys):
                 log.warning("no API key has the cache group that routers are told of", cache_group=group)
@@ -178,6 +179,7 @@ def main(
                 step_floor_s=step_floor_s,
                 reconnect_grace_s=reconnect_grace_s,
                 scale=scale,
+                client_ids=client_ids,
             )
             journal = None
             if not no_journal:
@@ -189,7 +191,7 @@ def main(
                 arguments = ["--core-endpoint", front, "--model", str(folder), *frontend.arguments()]
                 arguments += [*store.arguments(), "--log-level", log_level, "--log-format", log_format]
                 arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []
-                worker = _worker(store, arguments, stack, lambda: bool(stopping))
+                worker = _worker(store, arguments, client_ids, stack, lambda: bool(stopping))
                 processes = FrontendProcesses(frontends, listener, arguments, worker)
                 stack.callback(processes.kill)
             kill_frontend = processes.end if processes is not None else None
@@ -249,12 +251,16 @@ def _scale(min_executors: int | None, max_executors: int | None, target_ttft_s: 
 
 
 def _worker(
-    store: StoreOptions, arguments: list[str], stack: contextlib.ExitStack, is_stopping: Callable[[], bool]
+    store: StoreOptions,
+    arguments: list[str],
+    client_ids: Mapping[str, str],
+    stack: contextlib.ExitStack,
+    is_stopping: Callable[[], bool],
 ) -> WorkerStart | None:
     """The worker of the store, which this process has until the stack ends; None without a store."""
     if store.folder is None:
         return None
-    opened = StoreFolder(store.folder, durable=store.durable, is_stopping=is_stopping)
+    opened = StoreFolder(store.folder, durable=store.durable, client_ids=client_ids, is_stopping=is_stopping)
     stack.callback(opened.close)
     return WorkerStart(opened.listener, arguments, is_due=opened.has_work)
 

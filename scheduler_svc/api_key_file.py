@@ -6,6 +6,7 @@ guess, and no need for the slow hashes that protect passwords, which would cost 
 
 import hashlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Sequence
@@ -18,9 +19,12 @@ from msgspec import Meta
 from common.errors import BatonError
 
 KEY_PREFIX = "sk-baton-"
+API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine can read a process's arguments
 UNNAMED_PREFIX = "env-"
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}\Z"
+ID_DIGITS = 32
 _KEY_BYTES = 32
+_ID = re.compile(rf"[0-9a-f]{{{ID_DIGITS}}}")
 
 
 class ApiKeysError(BatonError):
@@ -31,6 +35,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One key, as the file keeps it.
 
     Attributes:
+        name: of its client, for people: in logs, metrics and lists. Another client may get it later.
         sha256: of the key, in hex.
         created: in UTC, ISO 8601.
         max_open_requests: how many its client may have at once, 0 for no limit.
@@ -39,6 +44,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         min_priority: the lowest priority value, which is served earliest, that its requests may have.
         cache_group: clients of one group share cached prefixes, and could find out by timing what the others send;
             None shares with no other client.
+        id: of its client, where that is another key's: see `client_id`.
     """
 
     name: Annotated[str, Meta(pattern=NAME_PATTERN)]
@@ -49,6 +55,12 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metrics: bool = False
     min_priority: Annotated[int, Meta(ge=-100, le=0)] = 0
     cache_group: Annotated[str, Meta(pattern=NAME_PATTERN)] | None = None
+    id: Annotated[str, Meta(pattern=rf"^[0-9a-f]{{{ID_DIGITS}}}\Z")] | None = None
+
+    @property
+    def client_id(self) -> str:
+        """Id of its client, to which all belongs that the client has; no other client ever gets it."""
+        return self.id or client_id(self.sha256)
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,14 +70,36 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[ApiKey, ...]
 
 
+def plain_keys() -> list[str]:
+    """Keys of the environment."""
+    return [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
+
+
+def unnamed(key: str) -> ApiKey:
+    """What the file would keep of a key of the environment, which may do everything. Its name stays with it when other
+    keys change: `env-` and eight digits of its hash."""
+    hashed = digest(key)
+    return ApiKey(name=UNNAMED_PREFIX + hashed[:8], sha256=hashed, created="", admin=True)
+
+
 def new_key() -> str:
     """A key that cannot be guessed."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a key without a name could be named so (`env-5f3a0c19`)."""
-    return name.startswith(UNNAMED_PREFIX)
+    """Whether a key without a name could be named so (`env-5f3a0c19`), or the name could be taken for an id."""
+    return name.startswith(UNNAMED_PREFIX) or is_client_id(name)
+
+
+def is_client_id(text: str) -> bool:
+    """Whether a text has the form of a client's id."""
+    return _ID.fullmatch(text) is not None
+
+
+def client_id(sha256: str) -> str:
+    """The id of a client whose first key has this hash: keys are random, so it is never given twice."""
+    return sha256[:ID_DIGITS]
 
 
 def digest(key: str) -> str:

@@ -83,6 +83,7 @@ FLOORS = {
     "scheduler_svc/frontend": [
         "__main__",
         "background",
+        "revocations",
         "http",
         "tracing",
         "requests",
@@ -100,7 +101,18 @@ FLOORS = {
         "errors",
     ],
     "scheduler_svc/store": [
-        *("store_thread", "check", "sweep", "batch_results", "batches", "files", "responses", "quotas", "database"),
+        *(
+            "store_thread",
+            "check",
+            "sweep",
+            "owners",
+            "batch_results",
+            "batches",
+            "files",
+            "responses",
+            "quotas",
+            "database",
+        ),
         *("schema", "records", "errors"),
     ],
     "scheduler_svc/client": [

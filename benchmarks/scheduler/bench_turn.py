@@ -141,7 +141,7 @@ class BusyCore:
     @property
     def num_open(self) -> int:
         """Requests that have not ended."""
-        return sum(self.core.requests.table.clients.values())
+        return sum(self.core.requests.table.num_open_by_name.values())
 
     def take(self, num_turns: int) -> None:
         """Take turns and time them."""

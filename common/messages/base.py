@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -17,6 +17,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=192)]  # CLIENT/ID-PROMPT, see Submit
 MAX_PRIORITY = 100
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+ClientId = Annotated[str, Meta(max_length=64)]
 ClientName = Annotated[str, Meta(max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Task = Literal["generate", "embed", "score"]

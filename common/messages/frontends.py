@@ -4,7 +4,18 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from common.messages.base import ClientName, Count, FinishReason, Message, Name, Priority, RequestId, Task, Text
+from common.messages.base import (
+    ClientId,
+    ClientName,
+    Count,
+    FinishReason,
+    Message,
+    Name,
+    Priority,
+    RequestId,
+    Task,
+    Text,
+)
 from common.messages.live import BlockHolders, BlockQuery, Life, LifeQuery, SendViews, View
 from common.messages.status import StatusReport
 from common.messages.steps import SamplingParams
@@ -31,13 +42,14 @@ class Submit(Message, frozen=True, tag="submit"):
         cache_salt: requests share cached blocks only with requests of the same salt.
         priority: lower values go earlier: each step is worth a place in the queue some sequences further ahead.
         timeout_s: seconds after which what has not ended ends with an error (`deadline_exceeded`); None for never.
-        client: name of the API key it came with, empty without keys.
+        client: id of the API key it came with, empty without keys.
         client_limit: requests that this client may have open at once, 0 for no limit (`too_many_requests` beyond).
         context: what the frontend that answers it needs to know (format, stop strings); the core only keeps it, for
             `Attached`.
         is_resumable: whether its client may come back for it when the connection breaks, or the scheduler restarts.
         may_shorten: whether `max_tokens` is only as much as may fit, because the client asked for no number: then less
             is given where an executor's pool holds less.
+        client_name: of the API key, for people.
     """
 
     request_id: RequestId
@@ -48,11 +60,18 @@ class Submit(Message, frozen=True, tag="submit"):
     cache_salt: Annotated[str, Meta(max_length=384)] = ""
     priority: Priority = 0
     timeout_s: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
-    client: ClientName = ""
+    client: ClientId = ""
     client_limit: Count = 0
     context: Annotated[bytes, Meta(max_length=2**20)] = b""
     is_resumable: bool = False
     may_shorten: bool = False
+    client_name: ClientName = ""
+
+
+class Revoke(Message, frozen=True, tag="revoke"):
+    """The key of a client was revoked: end all that it has open with an error (`invalid_api_key`)."""
+
+    client: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Attach(Message, frozen=True, tag="attach"):
@@ -137,6 +156,7 @@ class FrontendCounts(Message, frozen=True, tag="counts"):
 FrontendToCore = (
     FrontendHello
     | Submit
+    | Revoke
     | Attach
     | Detach
     | Cancel

@@ -60,6 +60,7 @@ class Core:
             config.journal,
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
+            client_ids=config.client_ids,
             tokenizers={task: vocabulary.tokenizer for task, vocabulary in config.vocabularies.items()},
             reconnect_grace_s=config.reconnect_grace_s,
             return_within_s=config.return_within_s,
@@ -121,6 +122,8 @@ class Core:
                 self._counters.metrics.frontend_counted(message)
             case m.Submit():
                 actions += self.requests.submit(peer, message, now)
+            case m.Revoke(client=client):
+                actions += self.requests.revoke(client)
             case m.Attach(request_id=request_id):
                 actions += self.requests.attach(peer, request_id, now)
             case m.Detach(request_id=request_id):

@@ -116,7 +116,7 @@ class Sequence:
 
     Attributes:
         request_id, index: which request it belongs to, and which of its n answers it is.
-        client: who asked for it, by the name of its key; the request's id where there are no keys.
+        client: who asked for it, by the id of its key; the request's id where there are no keys.
         arrival: place in the order of arrival, which no two sequences share, not even in two lives of the scheduler.
         place: place in the order of service, fixed when the request was accepted (`place_of`).
         tokens: int32 array, prompt first. All known tokens while it waits and once it has ended; while it runs,

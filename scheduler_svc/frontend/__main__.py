@@ -16,12 +16,14 @@ from common.logging import get_logger, setup_logging
 from common.malloc import give_large_blocks_back
 from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
-from scheduler_svc.frontend.api_keys import ApiKeys, plain_keys
+from scheduler_svc.api_key_file import plain_keys
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, MAX_FILE_BYTES, ApiSettings, create_app
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, allowed_connections, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.live.hub import LiveHub
 from scheduler_svc.frontend.requests.pooling_model import read_pooling_models
+from scheduler_svc.frontend.revocations import Revocations, watched
 from scheduler_svc.frontend.storing.storage import Storage, in_use
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend.tracing.start import start_tracing
@@ -78,7 +80,7 @@ def main(
         api_keys = ApiKeys(plain_keys(), api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         tokenizer.start_rendering()
-        storage = Storage.open(store)
+        storage = Storage.open(store, api_keys)
         options = replace(
             frontend,
             served_model_name=frontend.served_model_name or (model_name(model),),
@@ -105,7 +107,7 @@ def main(
         try:
             app = create_app(link, tokenizer, api_settings, storage, live, tracing)
             gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
-            async with in_use(storage):
+            async with in_use(storage), watched(Revocations(api_keys, link, storage)):
                 return await serve(app, link, listener, server_settings, at_stop=at_stop)
         finally:
             link.close()

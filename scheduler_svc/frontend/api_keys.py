@@ -9,10 +9,10 @@ from pathlib import Path
 
 from common.logging import get_logger
 from common.messages import MAX_PRIORITY
-from scheduler_svc.api_key_file import UNNAMED_PREFIX, ApiKey, ApiKeysError, digest, read_key_file
+from scheduler_svc.api_key_file import ApiKey, ApiKeysError, digest, read_key_file, unnamed
 
 RELOAD_INTERVAL_S = 1.0
-API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine can read a process's arguments
+REVOKED_AFTER_S = 10.0  # for which a key is missing: whoever writes the file may take several steps
 
 log = get_logger(__name__)
 
@@ -22,7 +22,8 @@ class ApiClient:
     """The sender of a request; middleware puts it into the ASGI scope as `baton.client`.
 
     Attributes:
-        name: of its API key, empty without keys.
+        id: to which belongs what it has, empty without keys.
+        name: of its API key, for people; empty without keys.
         max_open_requests: at once, 0 for no limit.
         is_admin: it may ask executors to leave.
         may_read_status: it may read /status and /metrics, which tell of all clients.
@@ -30,6 +31,7 @@ class ApiClient:
         cache_domain: cached prefixes are shared within it only; empty without keys.
     """
 
+    id: str
     name: str
     max_open_requests: int
     is_admin: bool
@@ -42,8 +44,7 @@ class ApiKeys:
     """The keys of a service: those it was started with, and those of a file that is read again when it changes.
 
     Args:
-        plain: keys themselves. They may do everything. Each is named `env-` and eight digits of its hash: such a name
-            stays with its key when the other keys change, as accepted requests belong to it, also after a restart.
+        plain: keys themselves, without names (`api_key_file.unnamed`).
         path: of the file; None for no file. With a file that has no keys, no request is let in.
 
     Raises:
@@ -51,16 +52,26 @@ class ApiKeys:
     """
 
     def __init__(self, plain: Sequence[str] = (), path: Path | None = None) -> None:
-        self._plain = [(digest(key), _unnamed_client(key)) for key in plain]
+        self._plain = [(digest(key), _client_of(unnamed(key))) for key in plain]
         self._path = path
         self._seen = self._look()
         self._clients = [*self._plain, *self._read()]
         self._look_at = time.monotonic() + RELOAD_INTERVAL_S
+        self._failure = ""  # why the file could not be read the last time
+        self._missing: dict[str, tuple[ApiClient, float]] = {}  # by id, since when
 
     @property
     def are_required(self) -> bool:
         """Whether a request needs a key at all."""
         return bool(self._plain) or self._path is not None
+
+    def known_ids(self) -> frozenset[str] | None:
+        """Ids of all clients as the file is now; None if it cannot be read, or nobody needs a key."""
+        return self._ids if self.are_required and self._reload() else None
+
+    @property
+    def _ids(self) -> frozenset[str]:
+        return frozenset(client.id for _, client in self._clients)
 
     def client_of(self, key: str) -> ApiClient | None:
         """The client with this key; None if there is none."""
@@ -71,13 +82,23 @@ class ApiKeys:
                 found = client
         return found
 
-    def named(self, name: str) -> ApiClient | None:
-        """The client of the key with this name, for what it has left to be done; None if the key is gone. Without keys
-        there is one client, without a name."""
+    def of_id(self, client_id: str) -> ApiClient | None:
+        """The client with this id, for what it has left to be done; None if it has no key. Without keys there is one
+        client, whose id is empty. Of several keys the newest says what the client may do."""
         if not self.are_required:
-            return ApiClient("", 0, is_admin=False, may_read_status=False) if not name else None
+            return ApiClient("", "", 0, is_admin=False, may_read_status=False) if not client_id else None
         self._reload_if_due()
-        return next((client for _, client in self._clients if client.name == name), None)
+        return next((client for _, client in reversed(self._clients) if client.id == client_id), None)
+
+    def newly_revoked(self) -> list[ApiClient]:
+        """Clients whose keys were there, and were missing when the file was read whole, and again `REVOKED_AFTER_S`
+        later. Each is told once. To be called every second or so."""
+        self._reload_if_due()
+        now = time.monotonic()
+        due = [client_id for client_id, (_, since) in self._missing.items() if now - since >= REVOKED_AFTER_S]
+        if not due or not self._reload():
+            return []
+        return [self._missing.pop(client_id)[0] for client_id in due if client_id in self._missing]
 
     def _reload_if_due(self) -> None:
         now = time.monotonic()
@@ -85,15 +106,28 @@ class ApiKeys:
             return
         self._look_at = now + RELOAD_INTERVAL_S
         seen = self._look()
-        if seen == self._seen:
-            return
-        self._seen = seen
+        if seen != self._seen:
+            self._seen = seen
+            if self._reload():
+                log.info("API keys changed", keys=len(self._clients))
+
+    def _reload(self) -> bool:
+        """Read the file. Returns whether it could be read."""
         try:
-            self._clients = [*self._plain, *self._read()]
+            clients = [*self._plain, *self._read()]
         except ApiKeysError as error:
-            log.error("API keys cannot be read, keeping those of before", reason=str(error))
-        else:
-            log.info("API keys changed", keys=len(self._clients))
+            if (reason := str(error)) != self._failure:
+                log.error("API keys cannot be read, keeping those of before", reason=reason)
+            self._failure = reason
+            return False
+        self._failure = ""
+        before, self._clients = self._clients, clients
+        ids, now = self._ids, time.monotonic()
+        self._missing = {client_id: found for client_id, found in self._missing.items() if client_id not in ids}
+        for _, client in before:
+            if client.id not in ids:
+                self._missing.setdefault(client.id, (client, now))
+        return True
 
     def _read(self) -> list[tuple[str, ApiClient]]:
         keys = read_key_file(self._path) if self._path is not None else ()
@@ -108,23 +142,13 @@ class ApiKeys:
         return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode) if status is not None else None
 
 
-def plain_keys() -> list[str]:
-    """Keys of the environment."""
-    return [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
-
-
-def _unnamed_client(key: str) -> ApiClient:
-    """The client of a key that was given without a name."""
-    name = UNNAMED_PREFIX + digest(key)[:8]
-    return ApiClient(name, 0, is_admin=True, may_read_status=True, cache_domain=f"key {name}")
-
-
 def _client_of(key: ApiKey) -> ApiClient:
     return ApiClient(
+        key.client_id,
         key.name,
         key.max_open_requests,
         key.admin,
         may_read_status=key.admin or key.metrics,
         min_priority=-MAX_PRIORITY if key.admin else key.min_priority,
-        cache_domain=f"key {key.name}" if key.cache_group is None else f"group {key.cache_group}",
+        cache_domain=f"key {key.client_id}" if key.cache_group is None else f"group {key.cache_group}",
     )

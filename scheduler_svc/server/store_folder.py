@@ -5,12 +5,13 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from sqlite3 import Connection
 
 from common.logging import get_logger
-from scheduler_svc.store import batches, responses
+from scheduler_svc.store import batches, owners, responses
 from scheduler_svc.store.database import connect
 from scheduler_svc.store.errors import StoreError
 from scheduler_svc.worker_socket import NAME, WorkerSocketPath
@@ -27,6 +28,7 @@ class StoreFolder:
     """The store as the scheduler sees it: opened once to see that it can be, and not used any further.
 
     Args:
+        client_ids: of all keys, by their names: earlier releases knew owners by these. Without keys owners stay.
         is_stopping: whether to wait no longer for another scheduler to end.
 
     Raises:
@@ -37,10 +39,19 @@ class StoreFolder:
         listener: listening Unix socket of the worker.
     """
 
-    def __init__(self, folder: Path, *, durable: bool, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        durable: bool,
+        client_ids: Mapping[str, str] | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._lock = _lock(folder, is_stopping)  # before anything is read or changed: another one may have it
         try:
             with closing(connect(folder, durable=durable)) as connection:
+                if client_ids:
+                    self._take_over(connection, client_ids)
                 now = time.time()
                 has_response = responses.open_background(connection, now, limit=1)
                 self.has_work = bool(has_response or batches.open_batches(connection, now, limit=1))
@@ -48,6 +59,13 @@ class StoreFolder:
         except BaseException:
             os.close(self._lock)
             raise
+
+    def _take_over(self, connection: Connection, client_ids: Mapping[str, str]) -> None:
+        taken, left = owners.take_over(connection, client_ids)
+        if taken or left:
+            log.info(
+                "the store's records belong to ids of keys now, and not to names", owners=taken, names_without_key=left
+            )
 
     def close(self) -> None:
         """Let another scheduler have it."""

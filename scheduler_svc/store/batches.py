@@ -212,6 +212,20 @@ def cancel(connection: Connection, owner: str, batch_id: str, now: float) -> Sto
         return get(connection, owner, batch_id, now)
 
 
+def fail_all(connection: Connection, owner: str, now: float, errors: bytes) -> int:
+    """Inside of a transaction: all open batches of an owner fail; results that there are will be in their files.
+    Returns how many."""
+    query = "SELECT batch_id, status FROM batches WHERE owner = ? AND status IN ('validating', 'in_progress')"
+    found = connection.execute(f"{query} AND (expires_at IS NULL OR expires_at > ?)", (owner, now)).fetchall()
+    for batch_id, status in found:
+        if status == "validating":
+            move(connection, owner, batch_id, now, "failed", errors=errors)
+        else:
+            changes: dict[str, int | str | bytes] = {"ends_as": "failed", "errors": errors, "takes_results": 0}
+            move(connection, owner, batch_id, now, "finalizing", **changes)
+    return len(found)
+
+
 def move(
     connection: Connection, owner: str, batch_id: str, now: float, status: BatchStatus, **changes: int | str | bytes
 ) -> None:

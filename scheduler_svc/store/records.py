@@ -1,6 +1,7 @@
 """The rows of the store as frozen structs. Times are Unix seconds; the store itself never looks at a clock.
 
-`owner` is the name of an API key, or "" where the service has no keys. `expires_at` is when a record ceases to exist
+`owner` is the id of an API key (`scheduler_svc/api_key_file.py`), or "" where the service has no keys. `expires_at`
+is when a record ceases to exist
 (None: never): from that moment no function finds it, and a sweep deletes it later. JSON is bytes that frontends write
 and read; the store does not look into them.
 """

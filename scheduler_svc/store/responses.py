@@ -209,14 +209,17 @@ def cancel(connection: Connection, owner: str, response_id: str, now: float) -> 
         NotFound: the owner has none with this id (any more).
     """
     with writing(connection):
-        key = _end(connection, owner, response_id, now, "cancelled")
-        if key is None:
-            if get_status(connection, owner, response_id, now) is None:
-                raise NotFound("response", response_id)
-            return False
-        connection.execute("UPDATE response_contents SET work = x'' WHERE key = ?", (key,))
-        _count(connection, key)
-        return True
+        is_ended = _cancel(connection, owner, response_id, now)
+        if not is_ended and get_status(connection, owner, response_id, now) is None:
+            raise NotFound("response", response_id)
+        return is_ended
+
+
+def cancel_all(connection: Connection, owner: str, now: float) -> int:
+    """Inside of a transaction: all open responses of an owner in the background end as cancelled. Returns how many."""
+    query = f"SELECT response_id FROM responses WHERE owner = ? AND is_background AND {_OPEN}"
+    ids = [response_id for (response_id,) in connection.execute(query, (owner,))]
+    return sum(_cancel(connection, owner, response_id, now) for response_id in ids)
 
 
 def open_background(
@@ -290,6 +293,16 @@ def _end(connection: Connection, owner: str, response_id: str, now: float, statu
     key: int = row[0]
     connection.execute("UPDATE responses SET status = ? WHERE key = ?", (status, key))
     return key
+
+
+def _cancel(connection: Connection, owner: str, response_id: str, now: float) -> bool:
+    """End an open response as cancelled. Returns whether there is such an open one."""
+    key = _end(connection, owner, response_id, now, "cancelled")
+    if key is None:
+        return False
+    connection.execute("UPDATE response_contents SET work = x'' WHERE key = ?", (key,))
+    _count(connection, key)
+    return True
 
 
 def _count(connection: Connection, key: int) -> None:

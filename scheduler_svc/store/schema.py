@@ -115,4 +115,11 @@ DROP TRIGGER batches_added; DROP TRIGGER batches_changed; DROP TRIGGER batches_r
 CREATE INDEX files_of_purpose ON files (owner, purpose, created_at, file_id) WHERE is_complete;
 """
 
-STEPS = (_FIRST, _SECOND)  # STEPS[n] leads from version n to version n + 1
+# Owners are ids of keys, and were their names before: `owners.take_over` knows by the second table which still are.
+_THIRD = """
+CREATE TABLE revoked_owners (owner TEXT PRIMARY KEY, revoked_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE named_owners (owner TEXT PRIMARY KEY) WITHOUT ROWID;
+INSERT INTO named_owners SELECT owner FROM owners WHERE owner <> '';
+"""
+
+STEPS = (_FIRST, _SECOND, _THIRD)  # STEPS[n] leads from version n to version n + 1

@@ -58,7 +58,7 @@ class StoreThread:
         A call whose task is cancelled is not begun any more; one that runs already is carried out.
 
         Args:
-            owner: the name of the API key for which it is done, or `SERVICE`.
+            owner: the id of the API key for which it is done, or `SERVICE`.
 
         Raises:
             StoreBusy: the owner has as many calls as it may have, or other processes kept the store too long. Nothing

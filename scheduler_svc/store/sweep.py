@@ -1,7 +1,9 @@
 """Deletes what has expired, and gives its space back, a bounded amount at a time. Times are given, in Unix seconds."""
 
+from collections.abc import Collection
 from sqlite3 import Connection
 
+from scheduler_svc.store import owners
 from scheduler_svc.store.database import writing
 from scheduler_svc.store.records import Swept
 
@@ -17,14 +19,22 @@ _PIECES = {
 }
 
 
-def sweep(connection: Connection, now: float, *, max_rows: int = MAX_ROWS, max_bytes: int = MAX_BYTES) -> Swept:
-    """Delete what has expired by `now`, and the contents of what was deleted, in one transaction. When nothing of that
-    is left, shrink the file, in another one.
+def sweep(
+    connection: Connection,
+    now: float,
+    *,
+    known: Collection[str] | None = None,
+    max_rows: int = MAX_ROWS,
+    max_bytes: int = MAX_BYTES,
+) -> Swept:
+    """Delete what has expired by `now`, what revoked owners had, and the contents of what was deleted, in one
+    transaction. When nothing of that is left, shrink the file, in another one.
 
     Contents leave their owner's quota here, when their pages are free: what is stored next takes these before the file
     grows, so that the file is never larger than all that counted in quotas at one time.
 
     Args:
+        known: owners that have a key; None if that is not known: then nothing goes that revoked owners had.
         max_rows: how many rows go at most, so that others wait for this transaction only briefly.
         max_bytes: how large their contents are at most; one row may be larger.
 
@@ -36,24 +46,14 @@ def sweep(connection: Connection, now: float, *, max_rows: int = MAX_ROWS, max_b
         responses = _expired_responses(connection, now, budget)
         files = _expired(connection, "files", now, budget)
         batches = _expired(connection, "batches", now, budget)
+        for owner in owners.due(connection, now, known) if known is not None else []:
+            responses += _expired_responses(connection, now, budget, owner)
+            files += _expired(connection, "files", now, budget, owner)
+            batches += _expired(connection, "batches", now, budget, owner)
         for marks in _PIECES:
             _discard(connection, marks, budget)
     is_more = budget.is_spent or _shrink(connection)
     return Swept(responses, files, batches, budget.num_bytes, is_more=is_more)
-
-
-def expire_owner(connection: Connection, owner: str, now: float) -> int:
-    """Let all records of an owner expire at once, as when a key is withdrawn; sweeps delete them.
-
-    Returns:
-        How many these are.
-    """
-    count = 0
-    with writing(connection):
-        for table in ("responses", "files", "batches"):
-            statement = f"UPDATE {table} SET expires_at = ? WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"
-            count += connection.execute(statement, (now, owner, now)).rowcount
-    return count
 
 
 class _Budget:
@@ -80,21 +80,29 @@ class _Budget:
         return True
 
 
-def _expired_responses(connection: Connection, now: float, budget: _Budget) -> int:
-    query = "SELECT key, num_bytes FROM responses WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
-    rows = connection.execute(query, (now, budget.rows_left + 1)).fetchall()
+def _expired_responses(connection: Connection, now: float, budget: _Budget, owner: str | None = None) -> int:
+    rows = _due_rows(connection, "responses", now, budget, owner)
     keys = [(key,) for key, num_bytes in rows if budget.take(num_bytes)]
     connection.executemany("DELETE FROM responses WHERE key = ?", keys)
     return len(keys)
 
 
-def _expired(connection: Connection, table: str, now: float, budget: _Budget) -> int:
+def _expired(connection: Connection, table: str, now: float, budget: _Budget, owner: str | None = None) -> int:
     """Files or batches: their contents count when they go, later."""
-    query = f"SELECT key FROM {table} WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
-    rows = connection.execute(query, (now, budget.rows_left + 1)).fetchall()
-    keys = [key for key in rows if budget.take(0)]
+    keys = [(key,) for key, _ in _due_rows(connection, table, now, budget, owner) if budget.take(0)]
     connection.executemany(f"DELETE FROM {table} WHERE key = ?", keys)
     return len(keys)
+
+
+def _due_rows(
+    connection: Connection, table: str, now: float, budget: _Budget, owner: str | None
+) -> list[tuple[int, int]]:
+    """Key and bytes of records that have expired, or of all of one owner: one more than may go, so that it is known
+    whether that is all."""
+    query = f"SELECT key, num_bytes FROM {table} WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
+    if owner is not None:
+        query = f"SELECT key, num_bytes FROM {table} WHERE owner = ? LIMIT ?"
+    return connection.execute(query, (now if owner is None else owner, budget.rows_left + 1)).fetchall()
 
 
 def _discard(connection: Connection, marks: str, budget: _Budget) -> None:

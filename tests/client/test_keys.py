@@ -3,11 +3,13 @@
 import json
 import multiprocessing
 import stat
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from common.curve import ClientCurve, ServerCurve, load_public
+from scheduler_svc.api_key_file import digest
 from scheduler_svc.client.cli import main
 from scheduler_svc.client.keys.key_ring import KeyRing
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
@@ -94,14 +96,21 @@ def test_api_keys(keys, root):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert alice not in path.read_text()
     store = ApiKeys(path=path)
+    ids = {name: digest(key)[:32] for name, key in (("alice", alice), ("root", root_key), ("scraper", scraper))}
     assert store.client_of(alice) == ApiClient(
-        "alice", 3, is_admin=False, may_read_status=False, min_priority=-5, cache_domain="group team"
+        ids["alice"], "alice", 3, is_admin=False, may_read_status=False, min_priority=-5, cache_domain="group team"
     )
     assert store.client_of(root_key) == ApiClient(
-        "root", 0, is_admin=True, may_read_status=True, cache_domain="key root"
+        ids["root"], "root", 0, is_admin=True, may_read_status=True, cache_domain=f"key {ids['root']}"
     )
     assert store.client_of(scraper) == ApiClient(
-        "scraper", 0, is_admin=False, may_read_status=True, min_priority=0, cache_domain="key scraper"
+        ids["scraper"],
+        "scraper",
+        0,
+        is_admin=False,
+        may_read_status=True,
+        min_priority=0,
+        cache_domain=f"key {ids['scraper']}",
     )
     assert store.client_of("sk-baton-" + "x" * 43) is None
 
@@ -132,7 +141,8 @@ def test_list_and_revoke(keys, root):
     assert public not in table, "the scheduler's own key cannot be revoked"
     assert table.splitlines()[3].split()[:2] == ["api", "alice"]
     assert "  7  " in table
-    rights = {row.split()[1]: row.split()[-2] for row in table.splitlines()[3:]}
+    rights = {row.split()[1]: row.split()[-3] for row in table.splitlines()[3:]}
+    assert [row.split()[-1] for row in table.splitlines()[3:]] == [entry["id"] for entry in listed[2:]]
     assert rights == {"alice": "-", "scraper": "metrics", "root": "admin"}
     assert keys("revoke", "gpu-1").exit_code == 0
     assert not (root / "scheduler" / "executor-gpu-1.key").exists()
@@ -141,6 +151,26 @@ def test_list_and_revoke(keys, root):
     assert ApiKeys(path=root / "scheduler" / "api-keys.json").client_of(key) is None
     assert [entry["name"] for entry in json.loads(keys("list", "--json").stdout)] == ["gpu-2", "scraper", "root"]
     assert keys("executor", "gpu-1").exit_code == 0, "the name is free again"
+
+
+def test_a_client_is_given_a_new_key_and_stays_itself(keys, root):
+    old = keys("api", "alice", "--max-open-requests", "7", "--metrics").stdout.strip()
+    bob = keys("api", "bob").stdout.strip()
+    new = keys("api", "alice", "--rotate", "--no-metrics").stdout.strip()
+    store = ApiKeys(path=root / "scheduler" / "api-keys.json")
+    before, after = store.client_of(old), store.client_of(new)
+    assert after == replace(before, may_read_status=False)
+    assert before.id == digest(old)[:32]
+    assert before.max_open_requests == 7
+    assert "baton keys revoke alice --old" in refusal(keys("api", "alice", "--rotate"))
+    assert keys("revoke", "alice", "--old").exit_code == 0
+    store = ApiKeys(path=root / "scheduler" / "api-keys.json")
+    assert (store.client_of(old), store.client_of(new)) == (None, after)
+    again = keys("api", "alice", "--rotate").stdout.strip()
+    assert ApiKeys(path=root / "scheduler" / "api-keys.json").client_of(again).id == before.id
+    assert keys("revoke", before.id).exit_code == 0, "all keys of the client, which has this id"
+    store = ApiKeys(path=root / "scheduler" / "api-keys.json")
+    assert [store.client_of(key) is not None for key in (old, new, again, bob)] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "a b", "x" * 65, "ä", ".hidden", "a\n"])
@@ -161,8 +191,11 @@ def test_refusals(keys, root):
     keys("api", "alice")
     assert "gpu-1 is the name of an executor" in refusal(keys("api", "gpu-1"))
     assert "alice is the name of an API key" in refusal(keys("executor", "alice"))
-    assert "revoke it first" in refusal(keys("api", "alice"))
-    for name in ("env-1", "env-a7937b64", "env-prod"):
+    assert "--rotate makes another" in refusal(keys("api", "alice"))
+    assert "bob has no API key" in refusal(keys("api", "bob", "--rotate"))
+    assert "alice has one API key" in refusal(keys("revoke", "alice", "--old"))
+    assert "there is no key of gpu-1" in refusal(keys("revoke", "gpu-1", "--old"))
+    for name in ("env-1", "env-a7937b64", "env-prod", "0" * 32):
         assert f"{name} is how" in refusal(keys("api", name))
     assert "there is no key of bob" in refusal(keys("revoke", "bob"))
     (root / "executors" / "gpu-1" / "executor.key_secret").unlink()

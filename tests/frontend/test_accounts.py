@@ -74,7 +74,7 @@ class Request:
     """A request to an application with accounts."""
 
     def __init__(self, app, name="ann", path="/v1/chat/completions", *, is_admin=False) -> None:
-        client = ApiClient(name, 0, is_admin=is_admin, may_read_status=is_admin)
+        client = ApiClient(name, name, 0, is_admin=is_admin, may_read_status=is_admin)
         self.scope = {"type": "http", "method": "GET", "path": path, "headers": [], "client": ("192.0.2.1", 5)}
         self.scope["baton.client"] = client
         self.status = 0
@@ -226,7 +226,7 @@ async def test_one_that_gives_up_before_its_turn_takes_none():
 async def test_a_key_has_so_many_live_pages():
     stream = LiveStream(None, Readers(0), None, lambda: True)
     scope = {"type": "http", "path": "/page/live", "client": ("192.0.2.1", 5)}
-    scope["baton.client"] = ApiClient("ann", 0, is_admin=False, may_read_status=False)
+    scope["baton.client"] = ApiClient("ann", "ann", 0, is_admin=False, may_read_status=False)
     told: list[dict] = []
 
     async def send(message: dict) -> None:

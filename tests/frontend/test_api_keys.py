@@ -25,9 +25,18 @@ from tests.support.clock import Clock
 from tests.support.eventually import eventually
 
 ALICE, BOB = new_key(), new_key()
-FIRST = ApiClient(
-    "env-a7937b64", 0, is_admin=True, may_read_status=True, cache_domain="key env-a7937b64"
-)  # its key is "first"
+
+
+def client(name, key, max_open_requests=0, **rights):
+    """What a key makes of its sender, as far as it has no cache group and the key file names no id."""
+    own = digest(key)[:32]
+    rights = {"is_admin": False, "may_read_status": rights.get("is_admin", False), "min_priority": 0} | rights
+    if rights["is_admin"]:
+        rights["min_priority"] = -100
+    return ApiClient(own, name, max_open_requests, cache_domain=f"key {own}", **rights)
+
+
+FIRST = client("env-a7937b64", "first", is_admin=True)
 
 
 def entry(name, key, **options):
@@ -58,12 +67,8 @@ def test_keys_of_both_kinds(file):
     keys = ApiKeys(["first", "second"], file)
     assert keys.are_required
     assert keys.client_of("first") == FIRST
-    assert keys.client_of("second") == ApiClient(
-        "env-16367aac", 0, is_admin=True, may_read_status=True, cache_domain="key env-16367aac"
-    )
-    assert keys.client_of(ALICE) == ApiClient(
-        "alice", 2, is_admin=False, may_read_status=False, min_priority=0, cache_domain="key alice"
-    )
+    assert keys.client_of("second") == client("env-16367aac", "second", is_admin=True)
+    assert keys.client_of(ALICE) == client("alice", ALICE, 2)
     for wrong in ("", "third", ALICE[:-1], ALICE + "x", ALICE.upper(), digest(ALICE), "\ud800"):
         assert keys.client_of(wrong) is None
 
@@ -90,9 +95,7 @@ def test_a_file_from_before_there_were_such_rights(file):
     old = msgspec.json.decode(file.read_bytes())
     assert set(old["keys"][0]) == {"name", "sha256", "created", "max_open_requests"}, "and older releases read ours"
     file.write_text(json.dumps(old))
-    assert ApiKeys(path=file).client_of(ALICE) == ApiClient(
-        "alice", 2, is_admin=False, may_read_status=False, min_priority=0, cache_domain="key alice"
-    )
+    assert ApiKeys(path=file).client_of(ALICE) == client("alice", ALICE, 2)
 
 
 def test_without_keys_nobody_is_asked_but_an_empty_file_lets_nobody_in(file):
@@ -103,21 +106,114 @@ def test_without_keys_nobody_is_asked_but_an_empty_file_lets_nobody_in(file):
     assert keys.client_of("") is None
 
 
-def test_a_client_is_found_by_its_name_as_long_as_its_key_is_there(file, clock):
-    """For work that goes on without a request: batches."""
+def test_a_client_is_found_by_its_id_as_long_as_it_has_a_key(file, clock):
+    """For work that goes on without a request: responses in the background, and batches."""
     write(file, entry("alice", ALICE, max_open_requests=3), entry("bob", BOB))
     keys = ApiKeys(path=file)
-    assert keys.named("alice") == keys.client_of(ALICE)
-    assert keys.named("carol") is None
-    assert keys.named("") is None
+    alice, bob = keys.client_of(ALICE), keys.client_of(BOB)
+    assert keys.of_id(alice.id) == alice
+    assert keys.of_id("alice") is None, "a name is no owner"
+    assert keys.of_id("") is None
     write(file, entry("bob", BOB))
     clock.now += 1.5
-    assert keys.named("alice") is None
-    assert keys.named("bob") is not None
-    without = ApiKeys().named("")
+    assert keys.of_id(alice.id) is None
+    assert keys.of_id(bob.id) is not None
+    without = ApiKeys().of_id("")
     assert without is not None
-    assert (without.name, without.is_admin) == ("", False)
-    assert ApiKeys().named("alice") is None
+    assert (without.id, without.name, without.is_admin) == ("", "", False)
+    assert ApiKeys().of_id(alice.id) is None
+
+
+def test_a_name_that_is_given_again_is_another_client(file, clock):
+    keys = ApiKeys(path=file)
+    before = keys.client_of(ALICE)
+    write(file, entry("alice", BOB))
+    clock.now += 1.5
+    after = keys.client_of(BOB)
+    assert after.name == before.name
+    assert after.id != before.id
+    assert Asked(after).submit.client != Asked(before).submit.client
+    assert Asked(after).submit.cache_salt != Asked(before).submit.cache_salt
+    assert Asked(after, request_id="same").submit.request_id != Asked(before, request_id="same").submit.request_id
+
+
+def test_a_second_key_is_the_same_client(file, clock):
+    """That is how keys are rotated: whoever has the old key or the new one has what belongs to the client."""
+    first = entry("alice", ALICE)
+    write(file, first, entry("alice", BOB, id=first.client_id, max_open_requests=5))
+    keys = ApiKeys(path=file)
+    old, new = keys.client_of(ALICE), keys.client_of(BOB)
+    assert old.id == new.id == digest(ALICE)[:32]
+    assert old.cache_domain == new.cache_domain
+    assert keys.of_id(new.id).max_open_requests == 5, "the newest key says what goes on without a request"
+    write(file, entry("alice", BOB, id=first.client_id))
+    clock.now += 1.5
+    assert keys.client_of(ALICE) is None
+    assert keys.client_of(BOB).id == old.id
+    assert revoked_in(keys, clock, 30) == []
+
+
+def revoked_in(keys, clock, seconds):
+    """The names of clients that turn out to be revoked in so many seconds, each with the second."""
+    told = []
+    for second in range(1, seconds + 1):
+        clock.now += 1
+        told += [(client.name, second) for client in keys.newly_revoked()]
+    return told
+
+
+def test_a_key_that_is_missing_for_ten_seconds_is_revoked_once(file, clock):
+    write(file, entry("alice", ALICE), entry("bob", BOB))
+    keys = ApiKeys(["first"], file)
+    assert revoked_in(keys, clock, 30) == []
+    write(file, entry("bob", BOB))
+    assert revoked_in(keys, clock, 30) == [("alice", 11)]
+    write(file, entry("bob", BOB), entry("alice", ALICE))
+    assert revoked_in(keys, clock, 30) == []
+    write(file)
+    assert sorted(name for name, _ in revoked_in(keys, clock, 30)) == ["alice", "bob"]
+
+
+def test_a_key_that_comes_back_in_time_was_never_revoked(file, clock):
+    keys = ApiKeys(path=file)
+    for _ in range(3):
+        write(file, entry("bob", BOB))
+        assert revoked_in(keys, clock, 9) == []
+        write(file, entry("bob", BOB), entry("alice", ALICE))
+        assert revoked_in(keys, clock, 5) == []
+
+
+def test_what_is_no_whole_file_without_a_key_revokes_nothing(file, clock, capsys):
+    """Absent, damaged, unreadable, another's: nobody has said that a key is gone."""
+    keys, good = ApiKeys(path=file), file.read_bytes()
+    file.unlink()
+    assert revoked_in(keys, clock, 30) == []
+    file.write_bytes(good[:-20])
+    assert revoked_in(keys, clock, 30) == []
+    write(file)
+    file.chmod(0o666)  # anybody may have emptied it
+    assert revoked_in(keys, clock, 30) == []
+    write(file, entry("bob", BOB))
+    assert revoked_in(keys, clock, 6) == [], "missing for the first time"
+    file.write_bytes(b"")
+    capsys.readouterr()
+    assert revoked_in(keys, clock, 30) == [], "the second look has to be at a whole file"
+    assert capsys.readouterr().out.count("cannot be read") == 1, "and the log is not filled with that"
+    write(file, entry("alice", ALICE), entry("bob", BOB))
+    assert revoked_in(keys, clock, 30) == []
+    assert keys.client_of(ALICE) is not None
+
+
+def test_a_start_without_keys_or_with_others_revokes_nothing(file, clock):
+    """What a process never saw it does not miss."""
+    assert revoked_in(ApiKeys(), clock, 30) == []
+    assert ApiKeys().known_ids() is None
+    write(file, entry("bob", BOB))
+    keys = ApiKeys(path=file)
+    assert revoked_in(keys, clock, 30) == []
+    assert keys.known_ids() == {digest(BOB)[:32]}
+    file.write_bytes(b"")
+    assert keys.known_ids() is None, "who has a key is not known now"
 
 
 def test_a_file_that_changes_is_read_again(file, clock, capsys):
@@ -125,7 +221,7 @@ def test_a_file_that_changes_is_read_again(file, clock, capsys):
     write(file, entry("bob", BOB, admin=True))
     assert keys.client_of(BOB) is None, "the file is not looked at for every request"
     clock.now += 1.5
-    assert keys.client_of(BOB) == ApiClient("bob", 0, is_admin=True, may_read_status=True, cache_domain="key bob")
+    assert keys.client_of(BOB) == client("bob", BOB, is_admin=True)
     assert keys.client_of(ALICE) is None
     file.write_text("half a fi")
     for _ in range(3):
@@ -220,7 +316,7 @@ def test_who_a_request_is_from(file):
         assert client_seen(keys, authorization=header) is None
     assert client_seen(keys) is None
     assert client_seen(keys, peer=("127.0.0.1", 5)) is None, "keys are for everybody"
-    assert client_seen(keys, path="/ready") == ApiClient("", 0, is_admin=False, may_read_status=False)
+    assert client_seen(keys, path="/ready") == ApiClient("", "", 0, is_admin=False, may_read_status=False)
     assert client_seen(keys, path="/ready", authorization="Bearer first") == FIRST
     assert client_seen(keys, path="/ready/") is None
 
@@ -230,10 +326,10 @@ def test_who_a_request_is_from(file):
     [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("192.0.2.7", False), ("::", False), ("x", False)],
 )
 def test_without_keys_this_machine_is_admin(peer, is_admin):
-    assert client_seen(ApiKeys(), peer=(peer, 5)) == ApiClient("", 0, is_admin, may_read_status=True)
+    assert client_seen(ApiKeys(), peer=(peer, 5)) == ApiClient("", "", 0, is_admin, may_read_status=True)
     for header in ("forwarded", "x_forwarded_for", "origin"):
         assert not client_seen(ApiKeys(), peer=(peer, 5), **{header: "http://evil.example"}).is_admin
-    assert client_seen(ApiKeys(), peer=None) == ApiClient("", 0, is_admin=False, may_read_status=True)
+    assert client_seen(ApiKeys(), peer=None) == ApiClient("", "", 0, is_admin=False, may_read_status=True)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +446,7 @@ def test_no_key_shares_a_cached_prefix_with_another_unless_an_operator_says_so(f
         assert (
             Asked(alone, cache_salt=one_salt).submit.cache_salt != Asked(other, cache_salt=other_salt).submit.cache_salt
         )
-    nobody = ApiClient("", 0, is_admin=False, may_read_status=True)
+    nobody = ApiClient("", "", 0, is_admin=False, may_read_status=True)
     assert Asked(nobody, cache_salt="s").submit.cache_salt == "s"
     longest = Asked(clients(file, **{"n" * 64: {}})[0], cache_salt="s" * 256).submit
     assert msgspec.convert(msgspec.to_builtins(longest), m.Submit) == longest

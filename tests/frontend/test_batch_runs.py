@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from common import messages as m
+from scheduler_svc.frontend.answers.batch_objects import BatchError, errors_json
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.background import batch_lines, batches, line_run
 from scheduler_svc.frontend.background.batch_tools import BatchTools
@@ -31,7 +32,7 @@ from scheduler_svc.frontend.storing.files import FileStore
 from scheduler_svc.frontend.storing.sweeping import Sweeper
 from scheduler_svc.frontend.text.long_work import LongWork
 from scheduler_svc.frontend_options import FrontendOptions
-from scheduler_svc.store import batch_results, quotas, sweep
+from scheduler_svc.store import batch_results, owners, quotas, sweep
 from scheduler_svc.store import batches as stored_batches
 from scheduler_svc.store.errors import QuotaExceeded
 from scheduler_svc.store.records import OPEN_BATCH
@@ -67,7 +68,8 @@ class Place:
             flush_s=0.01,
             retry_s=0.0,
         )
-        self.owner = "alice" if keys.are_required else ""
+        self.files = FileStore(self.thread, self.options, Sweeper(self.thread, keys))
+        self.owner = "alice-id" if keys.are_required else ""
         self.running = None
 
     async def batch(self, *bodies, lines=None, endpoint=URL, window_s=3600.0):
@@ -75,7 +77,7 @@ class Place:
         if lines is None:
             facts = {"method": "POST", "url": endpoint}
             lines = [json.dumps({"custom_id": f"c{i}", **facts, "body": body}) for i, body in enumerate(bodies)]
-        upload = await FileStore(self.thread, self.options, Sweeper(self.thread)).begin(self.owner, "in.jsonl")
+        upload = await self.files.begin(self.owner, "in.jsonl")
         await upload.add("\n".join(lines).encode())
         file = await upload.finish("batch", None)
         store = BatchStore(self.thread, self.options)
@@ -98,9 +100,8 @@ class Place:
         """The lines of a file; none if there is no file."""
         if file_id is None:
             return []
-        files = FileStore(self.thread, self.options, Sweeper(self.thread))
-        file = await files.get(self.owner, file_id)
-        content = b"".join([chunk async for chunk in files.content(file)])
+        file = await self.files.get(self.owner, file_id)
+        content = b"".join([chunk async for chunk in self.files.content(file)])
         return [json.loads(line) for line in content.splitlines()]
 
     async def results(self, batch):
@@ -481,36 +482,53 @@ class Keys(ApiKeys):
     def __init__(self, client):
         self.client = client
 
-    def named(self, name):
-        return self.client if self.client is not None and self.client.name == name else None
+    def of_id(self, client_id):
+        return self.client if self.client is not None and self.client.id == client_id else None
 
 
-ALICE = ApiClient("alice", 0, is_admin=False, may_read_status=False)
+ERRORS = errors_json([BatchError("invalid_api_key", "The API key of this batch was revoked.")])
+ALICE = ApiClient("alice-id", "alice", 0, is_admin=False, may_read_status=False)
 
 
 @in_event_loop
-async def test_a_key_that_is_gone_ends_its_batches(tmp_path, tokenizer):
-    """What runs is cancelled, and what has a result keeps it."""
-    keys, held = Keys(ALICE), asyncio.Event()
+async def test_a_key_that_is_revoked_ends_its_batches(tmp_path, tokenizer):
+    """What runs is cancelled, and what has a result keeps it. A batch that waits for its check fails, too."""
+    keys = Keys(ALICE)
 
     def script(submit):
-        while not held.is_set() and "-0-0" not in submit.request_id:
-            yield 0.005
-        yield from (silence if "-1-0" in submit.request_id else echo)(submit)
+        yield from (echo if "-0-0" in submit.request_id else silence)(submit)
 
-    async with place(tmp_path, tokenizer, script=script, keys=keys) as here, here.worker():
-        here.core.report = msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=2)])
-        batch_id = await here.batch(*[completion(f"line {i}") for i in range(30)])
-        await until(lambda: len(here.core.submits) > 1)
+    async with place(tmp_path, tokenizer, script=script, keys=keys) as here:
+        async with here.worker() as worker:
+            here.core.report = msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=2)])
+            batch_id = await here.batch(*[completion(f"line {i}") for i in range(30)])
+            while not (await here.seen(batch_id)).completed:
+                await asyncio.sleep(0.005)
+            keys.client = None
+            await here.thread.run("", owners.revoke, here.owner, time.time(), errors=ERRORS)
+            worker.look()
+            batch = await here.ended(batch_id)
+            output, errors = await here.results(batch)
+            await until(lambda: here.core.cancels)
+        waits = await here.batch(completion("later"))
+        assert await here.thread.run("", owners.revoke, here.owner, time.time(), errors=ERRORS) == 1
+        assert (await here.seen(waits)).status == "failed"
+    assert (batch.status, batch.errors, errors) == ("failed", ERRORS, [])
+    assert [row["custom_id"] for row in output] == ["c0"]
+    assert all((submit.client, submit.client_name) == ("alice-id", "alice") for submit in here.core.submits)
+
+
+@in_event_loop
+async def test_a_batch_whose_key_is_not_there_waits_until_it_is(tmp_path, tokenizer):
+    """A start with another file of keys ends nothing."""
+    keys = Keys(ALICE)
+    async with place(tmp_path, tokenizer, keys=keys) as here, here.worker():
         keys.client = None
-        held.set()
-        batch = await here.ended(batch_id)
-        output, errors = await here.results(batch)
-        await until(lambda: here.core.cancels)
-    assert (batch.status, errors) == ("failed", [])
-    assert output[0]["custom_id"] == "c0"
-    assert [error["code"] for error in json.loads(batch.errors)] == ["invalid_api_key"]
-    assert all(submit.client == "alice" for submit in here.core.submits)
+        batch_id = await here.batch(completion("a"), completion("b"))
+        await until(lambda: here.running._runs)
+        assert not here.core.submits
+        keys.client = ALICE
+        assert (await here.ended(batch_id)).completed == 2
 
 
 @in_event_loop
@@ -575,7 +593,7 @@ async def test_results_wait_for_the_room_that_a_deleted_file_is_about_to_give(tm
     monkeypatch.setattr(batch_results, "add_results", noting)
     async with place(tmp_path, tokenizer) as here:
         batch_id = await here.batch(*[completion(f"line {i}") for i in range(20)])
-        upload = await FileStore(here.thread, here.options, Sweeper(here.thread)).begin(here.owner, "large")
+        upload = await here.files.begin(here.owner, "large")
         await upload.add(bytes(1_000_000))
         await upload.add(bytes(100_000))
         await upload.abandon()
@@ -597,7 +615,7 @@ async def test_an_input_that_is_deleted_ends_a_batch(tmp_path, tokenizer):
         batch_id = await here.batch(completion("x"))
         input_id = (await here.seen(batch_id)).input_file_id
         await here.thread.run(here.owner, stored_batches.start, here.owner, batch_id, time.time(), total=1)
-        await FileStore(here.thread, here.options, Sweeper(here.thread)).delete(here.owner, input_id)
+        await here.files.delete(here.owner, input_id)
         async with here.worker():
             batch = await here.ended(batch_id)
     assert (batch.status, [error["code"] for error in json.loads(batch.errors)]) == ("failed", ["file_not_found"])

@@ -30,7 +30,7 @@ class Sender:
         self.status = None
         self.headers = {}
         headers = [*headers] if declared is None else [*headers, (b"content-length", str(declared).encode())]
-        client = ApiClient(name, 0, is_admin=False, may_read_status=False)
+        client = ApiClient(name, name, 0, is_admin=False, may_read_status=False)
         self.scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": peer}
         self.scope["baton.client"] = client
 
@@ -246,7 +246,7 @@ async def test_no_request_that_a_server_got_in_part_is_one(bodies, sent, does_cl
     app = limited(inner)
 
     async def noting(scope, receive, send):
-        scope["baton.client"] = ApiClient("", 0, is_admin=True, may_read_status=True)
+        scope["baton.client"] = ApiClient("", "", 0, is_admin=True, may_read_status=True)
         begun.append(scope)
         try:
             await app(scope, receive, send)

@@ -179,8 +179,8 @@ def test_a_model_without_a_stop_token(monkeypatch: pytest.MonkeyPatch):
 def test_the_grammar_is_one_of_the_constraints():
     request = completion(structured_outputs={"regex": "a"}, presence_penalty=1, prompt=["x", "y"])
     with pytest.raises(AssertionError):
-        request.submits(ApiClient("", 0, is_admin=False, may_read_status=False), b"")
-    submits = request.compiled("start: /a/").submits(ApiClient("", 0, is_admin=False, may_read_status=False), b"")
+        request.submits(ApiClient("", "", 0, is_admin=False, may_read_status=False), b"")
+    submits = request.compiled("start: /a/").submits(ApiClient("", "", 0, is_admin=False, may_read_status=False), b"")
     assert [submit.params.constraints for submit in submits] == [
         m.Constraints(presence_penalty=1.0, grammar="start: /a/")
     ] * 2

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.storing import sweeping
 from scheduler_svc.frontend.storing.files import CHUNK_BYTES, FileStore
@@ -32,7 +33,7 @@ class Watched(StoreThread):
 @asynccontextmanager
 async def file_store(folder):
     thread = Watched(folder)
-    sweeper = Sweeper(thread)
+    sweeper = Sweeper(thread, ApiKeys())
     task = asyncio.create_task(sweeper.run())
     try:
         yield FileStore(thread, StoreOptions(folder, limit_bytes=LIMIT), sweeper), thread
@@ -70,7 +71,9 @@ async def test_who_uploads_and_deletes_again_and_again_is_refused_until_it_is_sw
 @in_event_loop
 async def test_a_refusal_says_whether_to_try_again(tmp_path):
     thread = StoreThread(tmp_path)
-    files = FileStore(thread, StoreOptions(tmp_path, limit_bytes=LIMIT), Sweeper(thread))  # which does not run
+    files = FileStore(
+        thread, StoreOptions(tmp_path, limit_bytes=LIMIT), Sweeper(thread, ApiKeys())
+    )  # which does not run
     first = await files.begin("ann", "f")
     await first.add(bytes(2 * CHUNK_BYTES))
     second = await files.begin("ann", "g")

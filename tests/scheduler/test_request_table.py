@@ -21,7 +21,7 @@ def requests():
     return RequestTable()
 
 
-def submit(request_id, *, n=1, client="", num_prompt=3, client_limit=0, constraints=None):
+def submit(request_id, *, n=1, client="", client_name="", num_prompt=3, client_limit=0, constraints=None):
     prompt = array("i", range(num_prompt)).tobytes()
     params = m.SamplingParams(max_tokens=9, constraints=constraints)
     return m.Submit(
@@ -30,6 +30,7 @@ def submit(request_id, *, n=1, client="", num_prompt=3, client_limit=0, constrai
         params=params,
         n=n,
         client=client,
+        client_name=client_name,
         client_limit=client_limit,
         is_resumable=True,
     )
@@ -60,16 +61,19 @@ def test_a_request_is_open_until_its_last_sequence_has_ended(requests):
 
 
 def test_open_requests_are_counted_by_client(requests):
-    first = add(requests, "a", client="alice", n=3)
-    add(requests, "b", client="alice")
+    first = add(requests, "a", client="1a", client_name="alice", n=3)
+    second = add(requests, "b", client="1a", client_name="alice")
     add(requests, "c")
-    assert (requests.num_counted("alice"), requests.num_counted(""), requests.num_counted("bob")) == (2, 1, 0)
+    namesake = add(requests, "d", client="2b", client_name="alice")
+    assert [requests.num_counted(client) for client in ("1a", "", "2b", "alice")] == [2, 1, 1, 0]
     for i in range(3):
-        assert requests.num_counted("alice") == 2
+        assert requests.num_counted("1a") == 2
         end(requests, first, i)
-    assert requests.clients == {"alice": 1, "": 1}
+    assert requests.num_open_by_name == {"alice": 2, "": 1}
+    assert (requests.open_of("1a"), requests.open_of("2b")) == ([second], [namesake])
     end(requests, requests.find("c"))
-    assert requests.clients == {"alice": 1}, "a client without any is not named"
+    end(requests, namesake)
+    assert requests.num_open_by_name == {"alice": 1}, "a client without any is not named"
 
 
 def test_a_frontend_is_told_its_own_open_requests(requests):
@@ -114,20 +118,22 @@ def test_those_that_wait_longer_do_not_hide_those_that_wait_shorter(requests):
 
 
 def test_what_the_journal_brought_back_counts_for_its_client_once_the_client_is_back(requests):
-    first, second, third = (add(requests, name, client="alice", peer=None, is_unclaimed=True) for name in "abc")
-    assert (requests.clients, requests.num_counted("alice")) == ({"alice": 3}, 0)
+    first, second, third = (
+        add(requests, name, client="alice", client_name="alice", peer=None, is_unclaimed=True) for name in "abc"
+    )
+    assert (requests.num_open_by_name, requests.num_counted("alice")) == ({"alice": 3}, 0)
     requests.check_new(submit("new", client="alice", client_limit=1))
     requests.attach(first, b"p")
     requests.attach(first, b"q")
     requests.detach(first, 30.0, 0.0)
     assert requests.num_counted("alice") == 1, "its client was here, and may come back again"
     with pytest.raises(RequestRejected, match="1 requests of 'alice' are open, the limit is 1"):
-        requests.check_new(submit("new", client="alice", client_limit=1))
+        requests.check_new(submit("new", client="alice", client_name="alice", client_limit=1))
     end(requests, second)
-    assert (requests.clients, requests.num_counted("alice")) == ({"alice": 2}, 1)
+    assert (requests.num_open_by_name, requests.num_counted("alice")) == ({"alice": 2}, 1)
     for request in (first, third):
         end(requests, request)
-    assert (requests.clients, requests.num_counted("alice")) == ({}, 0)
+    assert (requests.num_open_by_name, requests.num_counted("alice")) == ({}, 0)
 
 
 def test_a_restored_request_that_had_ended_is_retained_and_not_open(requests):

@@ -47,7 +47,7 @@ def test_what_no_client_can_come_back_for_is_dropped():
     service, batch = restart([encode(plain)])
     assert service.events("requests restored from the journal")[0].facts == {"open": 1, "ended": 0}
     assert [sequence.request_id for sequence in service.core.scheduler] == ["kept"]
-    assert service.core.requests.table.clients == {"": 1}
+    assert service.core.requests.table.num_open_by_name == {"": 1}
     assert service.metric("baton_requests_restored_total") == 1
     assert not service.say(m.Attach(request_id="ended")).found
     assert [r.submit.request_id for r in read_batches([batch.payload]).requests] == ["kept"]

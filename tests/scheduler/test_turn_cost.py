@@ -41,7 +41,7 @@ def crowded(num_open):
     service.write_all()
     tick(service.core, service.now)
     outputs(service.core)  # that they are accepted
-    assert sum(service.core.requests.table.clients.values()) == num_open
+    assert sum(service.core.requests.table.num_open_by_name.values()) == num_open
     return service
 
 

@@ -114,7 +114,7 @@ def _check_executors(core: Core) -> None:
 def _check_requests(core: Core, *, num_executors: int) -> None:
     requests, fleet, counters = core.requests, core.fleet, core._counters
     assert core.scheduler.num_waiting == 0
-    assert not requests.table.clients, "requests are open"
+    assert not requests.table.num_open_by_name, "requests are open"
     assert not _left_in(requests.outbox, but=("_num_outputs",))
     assert set(requests.outbox._num_outputs) <= set(requests.frontends)
     assert not _left_in(core.scheduler)

@@ -139,7 +139,7 @@ def test_damage_elsewhere_is_told_when_it_is_met(tmp_path):
 def test_lost_tables_are_damage(tmp_path):
     with closing(connect(tmp_path)) as store:
         store.execute("DROP TRIGGER files_removed")
-    with pytest.raises(StoreDamaged, match="its tables are not those of version 2"):
+    with pytest.raises(StoreDamaged, match="its tables are not those of version 3"):
         connect(tmp_path)
 
 

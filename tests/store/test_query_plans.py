@@ -2,7 +2,7 @@
 
 import re
 
-from scheduler_svc.store import batch_results, batches, files, quotas, responses, sweep
+from scheduler_svc.store import batch_results, batches, files, owners, quotas, responses, sweep
 from tests.store import rows
 from tests.store.busy_process import one_round
 
@@ -34,8 +34,8 @@ def test_every_statement_finds_its_rows_by_an_index(store):
     quotas.is_leaving(store, "ann")
     responses.count_open(store, "ann", 2.0)
     batches.count_open(store, "ann", 2.0)
-    sweep.expire_owner(store, "ann", 999.0)
-    sweep.sweep(store, 1000.0)
+    owners.revoke(store, "ann", 3.0, errors=b"e")
+    sweep.sweep(store, 4.0 + owners.KEPT_S, known=["bob"])
     store.set_trace_callback(None)
     plans = {
         statement: [detail for *_, detail in store.execute(f"EXPLAIN QUERY PLAN {statement}")]

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler_svc.store import batch_results, batches, files, responses, sweep
+from scheduler_svc.store import batch_results, batches, files, owners, responses, sweep
 from scheduler_svc.store.check import check
 from scheduler_svc.store.database import connect
 from scheduler_svc.store.errors import ChainTooLong, Conflict, NotFound, QuotaExceeded, TooManyOpen
@@ -42,12 +42,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.responses, self.files, self.batches = {}, {}, {}
         self.contents, self.results = {}, {}
         self.discarded = Counter()  # bytes by owner that were deleted since the last sweep
+        self.revoked = {}  # owners, since when
         self.patches = [
             mock.patch.object(batch_results, "FINALIZE_ROWS", 2),
             mock.patch.object(files, "MAX_CHUNK_BYTES", 12),
             mock.patch.object(files, "UNFINISHED_S", 3.0),
             mock.patch.object(sweep, "SPARE_PAGES", 0),
             mock.patch.object(batches, "INPUT_KEPT_S", 1.0),
+            mock.patch.object(owners, "KEPT_S", 2.0),
         ]
         for patch in self.patches:
             patch.start()
@@ -134,19 +136,28 @@ class StoreMachine(RuleBasedStateMachine):
     def wait(self, seconds):
         self.now += seconds
 
-    @rule(max_rows=st.integers(1, 5), max_bytes=st.sampled_from([1, 20, 10_000]), cut=CUTS)
-    def sweep(self, max_rows, max_bytes, cut):
+    @rule(
+        max_rows=st.integers(1, 5),
+        max_bytes=st.sampled_from([1, 20, 10_000]),
+        known=st.sets(OWNERS) | st.none(),
+        cut=CUTS,
+    )
+    def sweep(self, max_rows, max_bytes, known, cut):
         counts = [0, 0, 0]
         is_more = True
         while is_more:
-            swept = self.do(cut, sweep.sweep, self.now, max_rows=max_rows, max_bytes=max_bytes)
+            swept = self.do(cut, sweep.sweep, self.now, known=known, max_rows=max_rows, max_bytes=max_bytes)
             deleted = (swept.responses, swept.files, swept.batches)
             assert sum(deleted) <= max_rows
             counts = [a + b for a, b in zip(counts, deleted, strict=True)]
             is_more = swept.is_more
             assert check(self.store) == []
+        late = []
+        if known is not None:
+            self.revoked = {owner: since for owner, since in self.revoked.items() if owner not in known}
+            late = [owner for owner, since in self.revoked.items() if since + owners.KEPT_S <= self.now]
         for number, model in enumerate((self.responses, self.files, self.batches)):
-            gone = [place for place in model if not self.found(model, *place)]
+            gone = [place for place in model if place[0] in late or not self.found(model, *place)]
             assert counts[number] == len(gone)
             for place in gone:
                 del model[place]
@@ -156,14 +167,22 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
 
     @precondition(lambda self: self.now > 5.0)
-    @rule(owner=OWNERS, cut=CUTS)
-    def expire_owner(self, owner, cut):
-        count = self.do(cut, sweep.expire_owner, owner, self.now)
-        for model in (self.responses, self.files, self.batches):
-            for place, record in model.items():
-                if place[0] == owner and self.found(model, *place):
-                    model[place] = msgspec.structs.replace(record, expires_at=self.now)
-                    count -= 1
+    @rule(owner=OWNERS, errors=BODIES, cut=CUTS)
+    def revoke_owner(self, owner, errors, cut):
+        count = self.do(cut, owners.revoke, owner, self.now, errors=errors)
+        self.revoked.setdefault(owner, self.now)
+        for place, record in self.responses.items():
+            if place[0] == owner and self.found(self.responses, *place) and record.status in OPEN_RESPONSE:
+                self.responses[place] = msgspec.structs.replace(record, status="cancelled", work=b"")
+                count -= 1
+        for place in [place for place in self.batches if place[0] == owner and self.found(self.batches, *place)]:
+            status = self.batches[place].status
+            if status == "validating":
+                self.become(*place, status="failed", failed_at=self.now, errors=errors)
+            elif status == "in_progress":
+                facts = {"finalizing_at": self.now, "ends_as": "failed", "errors": errors}
+                self.become(*place, status="finalizing", **facts)
+            count -= status in {"validating", "in_progress"}
         assert count == 0
 
     # --- responses ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_svc.store import batch_results, files, responses, sweep
 from scheduler_svc.store.database import FILE_NAME
-from scheduler_svc.store.errors import NotFound, QuotaExceeded
+from scheduler_svc.store.errors import QuotaExceeded
 from scheduler_svc.store.quotas import check_quota, used_bytes
 from scheduler_svc.store.records import RECORD_BYTES, Swept
 from tests.store import rows
@@ -110,21 +110,3 @@ def test_the_space_is_given_back_but_for_some(store, tmp_path, monkeypatch):
     assert store.execute("PRAGMA freelist_count").fetchone() == (100,)
     store.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     assert path.stat().st_size < full / 5
-
-
-def test_an_owner_can_be_forgotten(store):
-    for owner in ("ann", "bob"):
-        responses.add(store, rows.response("r", owner, expires_at=None))
-        rows.add_file(store, "f", b"12345", owner=owner)
-        files.begin(store, rows.file("unfinished", owner))
-        rows.start_batch(store, "b", 1, owner=owner)
-    responses.add(store, rows.response("expired", expires_at=2.0))
-    assert sweep.expire_owner(store, "ann", 3.0) == 4
-    with pytest.raises(NotFound):
-        rows.get_response(store, "ann", "r", 3.0)
-    with pytest.raises(NotFound):
-        files.append(store, "ann", "unfinished", 3.0, b"x")
-    assert rows.content(store, "f", owner="bob") == b"12345"
-    while sweep.sweep(store, 3.0).is_more:
-        pass
-    assert store.execute("SELECT owner FROM owners").fetchall() == [("bob",)]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_USAGE
 from scheduler_svc.client.output import say
@@ -48,6 +49,7 @@ def command() -> None:
       baton keys init                           once; then, for each machine with executors:
       baton keys executor gpu-1                 copy baton-keys/executors/gpu-1 to it
       baton keys api alice --max-open-requests 64
+      baton keys api alice --rotate             later: a second key; then: baton keys revoke alice --old
       baton-scheduler --executor-endpoint tcp://0.0.0.0:5555 \\
         --curve-keys baton-keys/scheduler --api-keys baton-keys/scheduler/api-keys.json
       baton-executor --scheduler tcp://SCHEDULER:5555 --curve-keys gpu-1
@@ -88,27 +90,25 @@ def executor(*, name: str, root: Path) -> None:
 @command.command(epilog=EXIT_CODES_HELP)
 @click.argument("name")
 @click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="Open at once; 0 is no limit.")
-@click.option("--metrics", is_flag=True, help="May read /status and /metrics (baton status, Prometheus).")
-@click.option("--admin", is_flag=True, help="As --metrics; may also drain executors (baton drain, baton rollout).")
+@click.option("--metrics/--no-metrics", help="May read /status and /metrics (baton status, Prometheus).")
+@click.option("--admin/--no-admin", help="As --metrics; may also drain executors (baton drain, baton rollout).")
 @click.option("--min-priority", default=0, type=click.IntRange(-100, 0), show_default=True,
               help="Lowest `priority` of its requests: lower values are served earlier. An admin has all.")  # fmt: skip
 @click.option("--cache-group", metavar="GROUP", help="Share cached prefixes with the other keys of GROUP, which could "
               "then find out what this client sends.  [default: share with no other key]")  # fmt: skip
+@click.option("--rotate", is_flag=True, help="Make a second key of NAME, with all that NAME has: files, responses, "
+              "open requests, and rights unless other ones are given here.")  # fmt: skip
 @dir_option
-def api(
-    *,
-    name: str,
-    max_open_requests: int,
-    metrics: bool,
-    admin: bool,
-    min_priority: int,
-    cache_group: str | None,
-    root: Path,
-) -> None:
-    """Make an API key for client NAME, and print it; it cannot be shown again."""
-    rights = {"admin": admin, "metrics": metrics, "min_priority": min_priority, "cache_group": cache_group}
+@click.pass_context
+def api(context: click.Context, /, *, name: str, rotate: bool, root: Path, **rights: Any) -> None:
+    """Make an API key for client NAME, and print it; it cannot be shown again.
+
+    A client is its key and not its name: who gets the name of a revoked client gets nothing of what that one had.
+    """
+    source = context.get_parameter_source
+    given = {right: value for right, value in rights.items() if source(right) is not ParameterSource.DEFAULT}
     with _key_ring(root) as ring:
-        key = ring.add_api_key(name, max_open_requests=max_open_requests, **rights)
+        key = ring.add_api_key(name, rotate=rotate, **given)
     say(f"baton: this is the only time that {name}'s key is shown; {ring.api_keys} has its hash")
     click.echo(key)
 
@@ -129,17 +129,20 @@ def list_(*, as_json: bool, root: Path) -> None:
 
 
 @command.command(epilog=EXIT_CODES_HELP)
-@click.argument("name")
+@click.argument("name", metavar="NAME|ID")
+@click.option("--old", "only_old", is_flag=True, help="End a rotation: only the newest key of the client stays.")
 @dir_option
-def revoke(*, name: str, root: Path) -> None:
-    """Take away the key of executor or client NAME.
+def revoke(*, name: str, only_old: bool, root: Path) -> None:
+    """Take away the key of an executor, or all keys of a client.
 
-    An executor that is connected loses its place within a few seconds, and its sequences go on elsewhere. Answers that
-    a client is reading are completed.
+    An executor that is connected loses its place within a few seconds, and its sequences go on elsewhere. A client is
+    refused at once; a running scheduler ends its open requests, responses and batches 10 to 15 s later, and deletes
+    what it has stored after a day. The same key put back before then finds what is stored.
     """
     with _key_ring(root) as ring:
-        kind = ring.revoke(name)
+        kind = ring.revoke(name, only_old=only_old)
     what = "may connect no more" if kind == "executor" else "may send requests no more"
+    what = "has its newest key only" if only_old else what
     say(f"baton: {name} {what}; if {ring.scheduler} is a copy of what the scheduler reads, copy it there again")
 
 
@@ -156,7 +159,7 @@ def _key_ring(root: Path) -> Iterator["KeyRing"]:
 
 
 def _print_table(entries: Sequence["Entry"]) -> None:
-    rows = [("KIND", "NAME", "MADE", "OPEN REQUESTS", "RIGHTS", "KEY")]
+    rows = [("KIND", "NAME", "MADE", "OPEN REQUESTS", "RIGHTS", "KEY", "ID")]
     for entry in entries:
         is_api = entry.kind == "api"
         limit = str(entry.max_open_requests or "no limit") if is_api else "-"
@@ -168,6 +171,7 @@ def _print_table(entries: Sequence["Entry"]) -> None:
                 limit,
                 "admin" if entry.admin else "metrics" if entry.metrics else "-",
                 entry.key,
+                entry.id,
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

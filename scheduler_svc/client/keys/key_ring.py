@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from common import curve
 from common.curve import KeyPair
 from common.errors import BatonError
@@ -38,6 +40,7 @@ class Entry:
     """One key as `baton keys list` shows it.
 
     Attributes:
+        id: of an API key's client; empty for executors.
         created: in UTC, ISO 8601.
         key: an executor's public key in Z85, or the first digits of the SHA-256 of an API key.
         max_open_requests, admin, metrics: fields of an API key.
@@ -45,6 +48,7 @@ class Entry:
 
     kind: Literal["executor", "api"]
     name: str
+    id: str
     created: str
     key: str
     max_open_requests: int = 0
@@ -92,25 +96,36 @@ class KeyRing:
             _put_public(folder / curve.SERVER_PUBLIC, server.public)
             return _put_public(allowed, KeyPair.load(secret).public)  # last: only now may it connect
 
-    def add_api_key(self, name: str, **rights: Any) -> str:
+    def add_api_key(self, name: str, *, rotate: bool = False, **rights: Any) -> str:
         """Make a client's API key, and return it: only its hash is kept.
 
         Args:
+            rotate: make a second key of the client with this name. It has the rights of the first one, except for
+                `rights`, and all that belongs to the client.
             rights: fields of `ApiKey`.
         """
         _check_name(name)
         if rights.get("cache_group") is not None:
             _check_name(rights["cache_group"])
         if is_reserved(name):
-            raise KeyRingError(f"{name} is how the keys of BATON_API_KEYS are called; take another name")
+            raise KeyRingError(f"{name} is how keys of BATON_API_KEYS, or ids, are written; take another name")
         self._make_folders()
         key, now = new_key(), datetime.now(UTC).isoformat(timespec="seconds")
-        entry = ApiKey(name=name, sha256=digest(key), created=now, **rights)
         with self._locked():
             self._check_free(name, "api")
             keys = self._read_api_keys()
-            if any(known.name == name for known in keys):
-                raise KeyRingError(f"{name} has an API key already, which cannot be shown again: revoke it first")
+            known = [each for each in keys if each.name == name]
+            if rotate:
+                if not known:
+                    raise KeyRingError(f"{name} has no API key that could be rotated")
+                if len(known) > 1:
+                    raise KeyRingError(f"{name} has {len(known)} API keys: baton keys revoke {name} --old leaves one")
+                made = {"sha256": digest(key), "created": now, "id": known[0].client_id}
+                entry = msgspec.structs.replace(known[0], **made, **rights)
+            elif known:
+                raise KeyRingError(f"{name} has an API key, which cannot be shown again: --rotate makes another")
+            else:
+                entry = ApiKey(name=name, sha256=digest(key), created=now, **rights)
             _replace(self.api_keys, encode_key_file([*keys, entry]), 0o600)
         return key
 
@@ -119,31 +134,51 @@ class KeyRing:
         if not self.root.is_dir():
             raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
         executors = [
-            Entry("executor", name, _modified(path), curve.load_public(path).decode())
+            Entry("executor", name, "", _modified(path), curve.load_public(path).decode())
             for name, path in curve.allowed_files(self.scheduler).items()
         ]
         clients = [
-            Entry("api", key.name, key.created, f"{key.sha256[:12]}...", key.max_open_requests, key.admin, key.metrics)
+            Entry(
+                "api",
+                key.name,
+                key.client_id,
+                key.created,
+                f"{key.sha256[:12]}...",
+                key.max_open_requests,
+                key.admin,
+                key.metrics,
+            )
             for key in self._read_api_keys()
         ]
         return [*executors, *clients]
 
-    def revoke(self, name: str) -> Literal["executor", "api"]:
-        """Take a key off its list, and an executor's secret from this folder. Returns its kind."""
+    def revoke(self, name: str, *, only_old: bool = False) -> Literal["executor", "api"]:
+        """Take an executor's key off its list and its secret from this folder, or all API keys of a client.
+
+        Args:
+            name: of the executor or the client, or the client's id.
+            only_old: leave the client the newest of its keys, and all that belongs to it.
+
+        Returns:
+            Its kind.
+        """
         _check_name(name)
         if not self.root.is_dir():
             raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
         with self._locked():
             allowed = self._allowed_file(name)
-            if allowed.exists():
+            if allowed.exists() and not only_old:
                 allowed.unlink()
                 shutil.rmtree(self.executor_folder(name), ignore_errors=True)
                 return "executor"
             keys = self._read_api_keys()
-            kept = [key for key in keys if key.name != name]
-            if len(kept) == len(keys):
+            found = [key for key in keys if name in (key.name, key.client_id)]
+            if not found:
                 raise KeyRingError(f"there is no key of {name} in {self.root}")
-            _replace(self.api_keys, encode_key_file(kept), 0o600)
+            if only_old and len(found) == 1:
+                raise KeyRingError(f"{name} has one API key, and no older one")
+            gone = found[:-1] if only_old else found
+            _replace(self.api_keys, encode_key_file([key for key in keys if key not in gone]), 0o600)
             return "api"
 
     def _make_folders(self) -> None:

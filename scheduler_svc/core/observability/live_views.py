@@ -167,7 +167,7 @@ class LiveViews:
 
     def _client(self, request_id: str) -> str:
         request = self._table.find(request_id)
-        return "" if request is None else request.submit.client
+        return "" if request is None else request.submit.client_name
 
     def _priority(self, request_id: str) -> int:
         request = self._table.find(request_id)

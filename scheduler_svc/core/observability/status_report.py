@@ -123,7 +123,7 @@ class StatusReporter:
         stats, group_commit, io_counts = self._scheduler.stats, self._requests.group_commit, self._io_counts()
         gauges = Gauges(
             report=self.report(now),
-            open_requests=self._requests.table.clients,
+            open_requests=self._requests.table.num_open_by_name,
             num_frontends=len(self._requests.frontends),
             messages_dropped=io_counts.messages_dropped,
             queried_prompt_tokens=stats.queried_prompt_tokens,
@@ -157,7 +157,7 @@ class StatusReporter:
         for sequence in holding[:MAX_HOLDERS]:
             assert executor is not None
             request = self._requests.table.find(sequence.request_id)
-            client = "" if request is None else request.submit.client
+            client = "" if request is None else request.submit.client_name
             blocks = executor.running.table_of(sequence).ids.tolist()
             yield m.BlockHolder(request=sequence.request_id, index=sequence.index, client=client, blocks=blocks)
 

@@ -22,7 +22,7 @@ from common import messages as m
 from scheduler_svc.core.requests.record_frames import frame
 from scheduler_svc.core.step_output import PromptLogprobs, SequenceEnd, StepOutput
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
@@ -104,6 +104,7 @@ class SubmitRecord(Record, frozen=True):
     context: bytes = b""
     is_resumable: bool = False
     may_shorten: bool = False
+    client_name: str = ""  # without one, `client` is a name: earlier releases knew no ids
 
     @classmethod
     def of(cls, submit: m.Submit) -> "SubmitRecord":
@@ -318,6 +319,8 @@ def version_of(record: AnyRecord) -> int:
     """The first version that has all that a record says. An older release would read it, and drop the rest."""
     if isinstance(record, RequestRecord):
         asked = record.submit.params
+        if record.submit.client_name:
+            return 5
         if asked.pooling != "none":
             return 4
         return 3 if asked.prompt_logprobs else 2 if asked.logprobs or asked.constraints is not None else 1

@@ -18,6 +18,7 @@ from scheduler_svc.core.sequence import Earlier, Generated, largest_token, new_s
 MAX_CRASHES = 3  # of the core in a row, with the same open requests: then one of them is why, and they are ended
 SURVIVED_AFTER_S = 60.0
 RESUME_WITHIN_S = 600.0  # of the last write; clients of a service that was gone for longer have given up
+KEY_REVOKED = "the API key of this request was revoked"
 TOKENIZER_GONE = "the scheduler serves a model with another tokenizer than this request began with; send it again"
 
 
@@ -181,9 +182,39 @@ def of_this_tokenizer(
     return kept, ended
 
 
+def of_these_clients(
+    records: list[RequestRecord], client_ids: Mapping[str, str]
+) -> tuple[list[RequestRecord], list[str]]:
+    """Give the requests that an earlier release kept by the names of keys to the ids of these, and end those of names
+    that are no key's: who gets such a name later is another client.
+
+    Args:
+        client_ids: by name, of all keys; empty if it is not known which there are.
+
+    Returns:
+        The requests, and the ids of those that are ended for it.
+    """
+    kept, ended = [], []
+    for record in records:
+        submit = record.submit
+        if not submit.client or submit.client_name or not client_ids:
+            kept.append(record)
+        elif (client_id := client_ids.get(submit.client)) is not None:
+            name = submit.request_id.removeprefix(f"{submit.client}/")
+            facts = {"request_id": f"{client_id}/{name}", "client": client_id, "client_name": submit.client}
+            kept.append(msgspec.structs.replace(record, submit=msgspec.structs.replace(submit, **facts)))
+        else:
+            ended.append(submit.request_id)
+            kept.append(_ended(record, Ending("error", KEY_REVOKED, "invalid_api_key")))
+    return kept, ended
+
+
 def _given_up(record: RequestRecord) -> RequestRecord:
     """The request, with an end for what is open."""
     message = f"the scheduler failed {MAX_CRASHES} times in a row with this request, or one that was open with it"
-    ending = Ending("error", message, "internal_error")
+    return _ended(record, Ending("error", message, "internal_error"))
+
+
+def _ended(record: RequestRecord, ending: Ending) -> RequestRecord:
     ended = [msgspec.structs.replace(told, ending=told.ending or ending) for told in record.progress]
     return msgspec.structs.replace(record, progress=tuple(ended))

@@ -33,7 +33,15 @@ from scheduler_svc.core.requests.journal_records import (
 )
 from scheduler_svc.core.requests.log_length import LIFE
 from scheduler_svc.core.requests.outbox import Outbox
-from scheduler_svc.core.requests.recovery import CrashCount, life_record, of_this_tokenizer, remembered, restored
+from scheduler_svc.core.requests.recovery import (
+    KEY_REVOKED,
+    CrashCount,
+    life_record,
+    of_these_clients,
+    of_this_tokenizer,
+    remembered,
+    restored,
+)
 from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, can_return
@@ -75,6 +83,7 @@ class RequestManager:
         *,
         wall_offset_s: float = 0.0,
         tokenizers: Mapping[m.Task, str] | None = None,
+        client_ids: Mapping[str, str] | None = None,
         reconnect_grace_s: float = RECONNECT_GRACE_S,
         return_within_s: float = RETURN_WITHIN_S,
     ) -> None:
@@ -86,11 +95,13 @@ class RequestManager:
         self._counters = counters
         self._wall_offset_s = wall_offset_s
         self._tokenizers = tokenizers or {}
+        self._client_ids = client_ids or {}
         self._grace_s = reconnect_grace_s
         self._return_s = max(return_within_s, reconnect_grace_s)
         self._crash_count = CrashCount()
         self._life_noted: LifeRecord | None = NO_LIFE  # None: it has to be noted again
         self._life_due = float("-inf")
+        self._revoked: deque[str] = deque()  # clients that may still have requests in the table
         self._gone: deque[Peer] = deque()  # frontends that still have requests in the table
         self._untold: deque[Announcement] = deque()
 
@@ -159,6 +170,14 @@ class RequestManager:
             return []
         return self._cancel(request_id, index, now)
 
+    def revoke(self, client: str) -> list[Action]:
+        """The key of a client was revoked: `chores` ends what it has open."""
+        if client in self._revoked or not (requests := self.table.open_of(client)):
+            return []
+        self._revoked.append(client)
+        name = requests[0].submit.client_name
+        return [log_line("warning", "requests ended: key revoked", client=name, id=client, requests=len(requests))]
+
     def gone(self, peer: Peer, reason: str, now: float) -> list[Action]:
         """The connection to a frontend broke: its requests have no reader until a client comes back."""
         if not self.frontends.remove(peer):
@@ -201,6 +220,10 @@ class RequestManager:
 
     def chores(self, now: float) -> Iterator[list[Action]]:
         """Do what is due and may be much, a little at each step. What the caller leaves undone the next call finds."""
+        while self._revoked:
+            for request in self.table.open_of(self._revoked[0]):
+                yield self.ended(self._scheduler.fail(request.sequences, KEY_REVOKED, "invalid_api_key"), now)
+            self._revoked.popleft()
         while self._gone:
             for request in [*self.table.of_peer(self._gone[0])]:
                 yield self._leave_alone(request, now)
@@ -258,6 +281,7 @@ class RequestManager:
         records = [record for record in records if can_return(record.submit)]
         records, given_up = self._crash_count.begin(life.crashes, records, now)
         records, foreign = of_this_tokenizer(records, self._tokenizers)
+        records, keyless = of_these_clients(records, self._client_ids)
         num_open = 0
         for record in records:
             request = restored(record, self._scheduler, self._wall_offset_s)
@@ -274,6 +298,8 @@ class RequestManager:
         actions: list[Action] = [log_line("info", "requests restored from the journal", **facts)] if records else []
         if foreign:
             actions.append(log_line("warning", "requests ended: their tokenizer is gone", requests=",".join(foreign)))
+        if keyless:
+            actions.append(log_line("warning", "requests ended: key revoked", requests=",".join(keyless)))
         if given_up is not None:
             actions.append(log_line("error", "requests given up", crashes=life.crashes, requests=",".join(given_up)))
         return actions

@@ -94,6 +94,7 @@ class RequestTable:
         self._absences = Absences()
         self._by_peer: dict[Peer, dict[str, Request]] = {}
         self._clients: Counter[str] = Counter()
+        self._names: Counter[str] = Counter()  # of clients; one may be another's now, who has other requests
         self._unclaimed: Counter[str] = Counter()  # by client
 
     @property
@@ -102,9 +103,9 @@ class RequestTable:
         return len(self._open)
 
     @property
-    def clients(self) -> dict[str, int]:
+    def num_open_by_name(self) -> dict[str, int]:
         """Open requests by the name of their client."""
-        return dict(self._clients)
+        return dict(self._names)
 
     def find(self, request_id: str) -> Request | None:
         """The request, open or retained."""
@@ -118,6 +119,10 @@ class RequestTable:
         """Open requests that this frontend reads, in the order in which it began to."""
         return self._by_peer.get(peer, {}).values()
 
+    def open_of(self, client: str) -> list[Request]:
+        """Open requests of a client. Looks at all open ones: for what is rare."""
+        return [request for request in self._open.values() if request.submit.client == client]
+
     def num_counted(self, client: str) -> int:
         """Open requests of a client that count for its limit."""
         return self._clients[client] - self._unclaimed[client]
@@ -128,7 +133,7 @@ class RequestTable:
             raise RequestRejected(f"request id {submit.request_id!r} is in use", "request_exists")
         num_open = self.num_counted(submit.client)
         if submit.client_limit and num_open >= submit.client_limit:
-            message = f"{num_open} requests of {submit.client!r} are open, the limit is {submit.client_limit}"
+            message = f"{num_open} requests of {submit.client_name!r} are open, the limit is {submit.client_limit}"
             raise RequestRejected(message, "too_many_requests")
 
     def add(self, request: Request, now: float) -> None:
@@ -142,6 +147,7 @@ class RequestTable:
         self._open[request.id] = request
         self.num_returning += can_return(request.submit)
         self._clients[request.submit.client] += 1
+        self._names[request.submit.client_name] += 1
         if request.is_unclaimed:
             self._unclaimed[request.submit.client] += 1
         if request.peer is not None:
@@ -169,6 +175,7 @@ class RequestTable:
             del self._open[request.id]
             self.num_returning -= can_return(request.submit)
             _count_down(self._clients, request.submit.client)
+            _count_down(self._names, request.submit.client_name)
             self._retain(request, now)
 
     def late(self, now: float) -> Iterator[Request]:

@@ -272,6 +272,10 @@ class Scheduler:
             self._note_length(end)
         return ends
 
+    def fail(self, sequences: Iterable[Sequence], message: str, code: str) -> list[SequenceEnd]:
+        """End those of these sequences that have not ended, with an error."""
+        return [self.sequences.end(s, "error", message, code) for s in sequences if s.state is not State.FINISHED]
+
     def expire(self, now: float) -> Iterator[list[SequenceEnd]]:
         """End what has passed its deadline, and what has waited `pool_grace_s` for an executor that fits it; instead, a
         default `max_tokens` is shortened, and any grammar library will do (`take_relaxed`). Each step is one sequence.

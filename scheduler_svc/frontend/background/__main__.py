@@ -16,7 +16,8 @@ from common.logging import get_logger, setup_logging
 from common.malloc import give_large_blocks_back
 from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
-from scheduler_svc.frontend.api_keys import ApiKeys, plain_keys
+from scheduler_svc.api_key_file import plain_keys
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background.app import create_worker_app
 from scheduler_svc.frontend.background.batch_tools import BatchTools
 from scheduler_svc.frontend.background.batches import Batches
@@ -91,7 +92,7 @@ def main(
         link = CoreLink(core_endpoint)
         tracing = start_tracing(link, "worker")
         batches = make_batches(link, tokenizer, frontend, thread, store, api_keys)
-        worker = Worker(link, tokenizer, thread, batches, tracing)
+        worker = Worker(link, tokenizer, thread, batches, api_keys, tracing)
         app = create_worker_app(worker, frontend.keep_alive_s)
         gc.freeze()
         settings = ServerSettings(LOSS_TIMEOUT_S, STALL_TIMEOUT_S, frontend.max_connections, parent, "worker")

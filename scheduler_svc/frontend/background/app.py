@@ -26,13 +26,14 @@ def create_worker_app(worker: Worker, keep_alive_s: float) -> ASGIApp:
 
 
 class _WorkerApi:
-    """Each endpoint takes the owner and the id of a response or of a batch as parameters of the query."""
+    """Endpoints for one response or batch take its owner and its id as parameters of the query."""
 
     def __init__(self, worker: Worker, keep_alive_s: float) -> None:
         self._worker = worker
         self._keep_alive_s = keep_alive_s
         self.router = APIRouter()
         self.router.post("/run", response_model=None)(self.run)
+        self.router.post("/look", response_model=None)(self.look)
         self.router.post("/cancel", response_model=None)(self.cancel)
         self.router.get("/events", response_model=None)(self.events)
         self.router.post("/batches/run", response_model=None)(self.run_batch)
@@ -41,6 +42,11 @@ class _WorkerApi:
     async def run(self, owner: str, response_id: str) -> Response:
         """There is a response to run."""
         self._worker.start(owner, response_id)
+        return Response(status_code=DONE)
+
+    async def look(self) -> Response:
+        """Somebody's key was revoked, and the store has ended what it had open."""
+        self._worker.look()
         return Response(status_code=DONE)
 
     async def cancel(self, owner: str, response_id: str) -> Response:

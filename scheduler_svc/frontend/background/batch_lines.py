@@ -161,7 +161,7 @@ class BatchLines:
         prepare = self._tools.endpoints[self._batch.endpoint]
         while True:
             try:
-                return await prepare(self._client(), LineName(self._batch.batch_id, number), bytes(request.body))
+                return await prepare(await self._client(), LineName(self._batch.batch_id, number), bytes(request.body))
             except RequestRejected as rejected:
                 error = ApiError.of_rejection(rejected)
                 passes = rejected.code in PASSING
@@ -172,11 +172,11 @@ class BatchLines:
                 return LineResponse(error.status, name, msgspec.Raw(error.body()))
             await asyncio.sleep(self._tools.retry_s)
 
-    def _client(self) -> ApiClient:
-        """Whom lines are sent for."""
-        client = self._tools.client(self._batch.owner)
-        if client is None:
-            raise CannotGoOn("invalid_api_key", "The API key of this batch is gone.")
+    async def _client(self) -> ApiClient:
+        """Whom lines are sent for. While the owner has no key, this waits: if that was revoked, the store has the end
+        of the batch soon."""
+        while (client := self._tools.client(self._batch.owner)) is None:
+            await asyncio.sleep(self._tools.retry_s)
         return client
 
     async def _answer(self, run: LineRun, number: int, custom_id: str) -> None:
@@ -202,10 +202,8 @@ class BatchLines:
         self._results.add(result)
 
     async def _keep(self) -> None:
-        """Write results as they come, in groups, until no more come, or the owner's key is gone."""
+        """Write results as they come, in groups, until no more come."""
         while not (self._no_more.is_set() and self._results.is_empty):
-            if not self._no_more.is_set():
-                self._client()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._no_more.wait(), self._tools.flush_s)
             if not self._results.is_empty:

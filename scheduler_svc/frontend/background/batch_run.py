@@ -38,7 +38,7 @@ class BatchRun:
         return self._is_cancelled.is_set()
 
     def cancel(self) -> None:
-        """The store has it that the batch is cancelled."""
+        """The store has it that the batch takes no more lines."""
         self._is_cancelled.set()
 
     async def run(self) -> None:

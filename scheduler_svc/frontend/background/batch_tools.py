@@ -36,5 +36,5 @@ class BatchTools:
     retry_s: float = RETRY_S
 
     def client(self, owner: str) -> ApiClient | None:
-        """Whom an owner's lines are sent for; None for a key that is gone."""
-        return self.keys.named(owner)
+        """Whom an owner's lines are sent for; None if it has no key."""
+        return self.keys.of_id(owner)

@@ -26,7 +26,7 @@ Name = tuple[str, str]  # owner and batch
 
 
 class Batches:
-    """Runs the batches that the store has open, and those that it is told of. An owner is the name of an API key, empty
+    """Runs the batches that the store has open, and those that it is told of. An owner is the id of an API key, empty
     without keys."""
 
     def __init__(self, tools: BatchTools) -> None:
@@ -37,6 +37,7 @@ class Batches:
         self._runs: dict[Name, BatchRun] = {}
         self._tasks: dict[Name, asyncio.Task[None]] = {}
         self._has_begun = asyncio.Event()  # a run, since the last look at the core
+        self._has_news = asyncio.Event()  # the store has
         self._is_over = False
 
     async def run(self) -> None:
@@ -52,6 +53,10 @@ class Batches:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
+    def look(self) -> None:
+        """Look at the store now: the key of somebody was revoked."""
+        self._has_news.set()
+
     def start(self, owner: str, batch_id: str) -> None:
         """Run a batch that is in the store; it may run already."""
         name = owner, batch_id
@@ -60,7 +65,7 @@ class Batches:
             self._begin_some()
 
     def cancel(self, owner: str, batch_id: str) -> None:
-        """The store has it that a batch is cancelled."""
+        """The store has it that a batch takes no more lines."""
         name = owner, batch_id
         if name in self._checks:
             self._checks[name][0].cancel()  # it runs when the check has ended
@@ -139,11 +144,13 @@ class Batches:
                 if not page:
                     break
                 last = page[-1]
-            await asyncio.sleep(RESCAN_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_news.wait(), RESCAN_S)
+            self._has_news.clear()
 
     def _take(self, batch: StoredBatch) -> None:
         name = batch.owner, batch.batch_id
-        if batch.status == "cancelling":
+        if batch.status in ("cancelling", "finalizing"):
             self.cancel(*name)
         elif batch.due_at <= time.time() and not (name in self._runs or name in self._checks):
             self._begin(name)  # it is only to be expired

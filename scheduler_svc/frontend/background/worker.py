@@ -7,11 +7,12 @@ import time
 from common.errors import BatonError
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.responses.events import Outcome
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background.batches import Batches
 from scheduler_svc.frontend.background.patient_store import RETRY_S, PatientStore
 from scheduler_svc.frontend.background.response_run import ResponseRun
 from scheduler_svc.frontend.background.traced_work import traced
-from scheduler_svc.frontend.background.turns import Name, Turns
+from scheduler_svc.frontend.background.turns import OF_OWNER, Name, Turns
 from scheduler_svc.frontend.errors import internal_error
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import BackgroundWork
@@ -47,9 +48,10 @@ class OpenPlace:
 
 
 class Worker:
-    """Runs responses in the background, and batches. An owner is the name of an API key, empty without keys.
+    """Runs responses in the background, and batches. An owner is the id of an API key, empty without keys.
 
     Args:
+        keys: say whose work may go on. That of others waits: whether a key is revoked, the store says.
         tracing: makes spans of responses; None makes none.
 
     Attributes:
@@ -62,9 +64,11 @@ class Worker:
         tokenizer: Tokenizer,
         store: StoreThread,
         batches: Batches,
+        keys: ApiKeys,
         tracing: Tracing | None = None,
     ) -> None:
         self.batches = batches
+        self._keys = keys
         self._tracing = tracing
         self._link = link
         self._tokenizer = tokenizer
@@ -72,6 +76,7 @@ class Worker:
         self._places: dict[Name, OpenPlace] = {}
         self._turns = Turns()
         self._may_begin = asyncio.Event()  # something may
+        self._has_news = asyncio.Event()  # the store has
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopped = False
 
@@ -94,6 +99,11 @@ class Worker:
         for place in self._places.values():
             if place.run is not None:
                 place.run.break_off()
+
+    def look(self) -> None:
+        """Look at the store now: the key of somebody was revoked."""
+        self._has_news.set()
+        self.batches.look()
 
     def start(self, owner: str, response_id: str) -> None:
         """Run a response that is in the store; it may run already."""
@@ -136,7 +146,9 @@ class Worker:
                 if is_first and num:
                     log.info("going on with responses in the background", responses=num)
                 seen, is_first = version, False
-            await asyncio.sleep(RESCAN_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_news.wait(), RESCAN_S)
+            self._has_news.clear()
 
     async def _take_up(self) -> int:
         """Start all that is open, and end what is not any more, as its frontend could not tell. Returns how many are
@@ -193,21 +205,25 @@ class Worker:
             self._may_begin.set()
 
     async def _carry_out(self, name: Name, place: OpenPlace) -> str:
-        """Run one to its end. Returns the code with which the core had no room for it; empty if it is over here.
+        """Run one to its end. Returns the code with which the core, or this service, had no room for it; empty if it is
+        over here.
 
         Raises:
             BatonError: another version of Baton has written what is to be done.
         """
+        client = self._keys.of_id(name[0])
+        if client is None:
+            return OF_OWNER
         encoded = await self._patient.ask(name[0], responses.begin, *name, time.time())
         if not encoded or place.is_cancelled:
             return ""
-        work = BackgroundWork.decode(encoded)
+        work = BackgroundWork.decode(encoded).sent_for(client)
         run = ResponseRun(self._link, self._tokenizer, work, lambda: self._taken(name))
         if self._is_stopped:
             return ""
         place.run = run
         place.has_changed.set()
-        with traced(self._tracing, name[0], work, run):
+        with traced(self._tracing, client, work, run):
             outcome = await run.run()
         if outcome is not None:
             await self._keep(name, outcome, run.record)

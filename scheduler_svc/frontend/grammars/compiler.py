@@ -38,7 +38,7 @@ class GrammarCompiler:
         """The grammar in llguidance's own format.
 
         Args:
-            client: name of the API key that it came with, empty without keys.
+            client: id of the API key that it came with, empty without keys.
             param: the request's parameter that has the spec; errors name it.
 
         Raises:

@@ -232,7 +232,7 @@ def held_of(request: Request) -> Held:
 
 def account_name(scope: Scope) -> str:
     """Whose account a request is counted in: that of its key; where it has none, of the machine that sends it."""
-    name: str = scope["baton.client"].name
+    name: str = scope["baton.client"].id
     host, _ = scope.get("client") or ("", 0)
     return name or host
 

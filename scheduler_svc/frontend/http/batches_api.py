@@ -49,7 +49,7 @@ class BatchesApi:
         store, files, worker = self._stored
         async with read_body(request) as raw:
             body = parse_noting(raw, BatchRequest, allow_unknown=self._allow_unknown).body
-        owner = client_of(request).name
+        owner = client_of(request).id
         await _check_input(files, owner, body.input_file_id)
         expiry = body.output_expires_after
         batch = await store.add(
@@ -71,7 +71,7 @@ class BatchesApi:
     ) -> Response:
         """Some of the client's batches, the youngest first."""
         store, _, _ = self._stored
-        found = await store.page(client_of(request).name, after=after, limit=limit + 1)
+        found = await store.page(client_of(request).id, after=after, limit=limit + 1)
         page = [Batch.of(batch) for batch in found[:limit]]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return json_response(BatchList(page, first, last, has_more=len(found) > limit))
@@ -80,13 +80,13 @@ class BatchesApi:
         """A batch."""
         _check_id(batch_id)
         store, _, _ = self._stored
-        return json_response(Batch.of(await store.get(client_of(request).name, batch_id)))
+        return json_response(Batch.of(await store.get(client_of(request).id, batch_id)))
 
     async def cancel(self, batch_id: str, request: Request) -> Response:
         """End a batch: what it has by now is in its files soon after."""
         _check_id(batch_id)
         store, _, worker = self._stored
-        owner = client_of(request).name
+        owner = client_of(request).id
         batch = await store.cancel(owner, batch_id)
         worker.cancel_batch(owner, batch_id)
         return json_response(Batch.of(batch))

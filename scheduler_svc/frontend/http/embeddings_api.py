@@ -40,7 +40,7 @@ class EmbeddingsApi:
         asked_pooled(request.scope, pooled, self._model.names[0])
         client = client_of(request)
         answer = await pooled.open(self._link, client)
-        answers_pooled(request.scope, answer, client.name)
+        answers_pooled(request.scope, answer, client.id)
         request.scope[IS_SUBMITTED] = True
         with answer:
             parts = await unless_disconnected(request.receive, writer.write(answer, self._model.names[0]))
@@ -53,7 +53,7 @@ class EmbeddingsApi:
             body = await self._reader.parse(raw, EmbeddingRequest, client_of(request), self._model.names)
             state = task_state(self._link, "embed")
             pooled = await self._long_work.run(
-                client_of(request).name, len(raw), lambda: tokenize_embedding(body, tokenizer, state)
+                client_of(request).id, len(raw), lambda: tokenize_embedding(body, tokenizer, state)
             )
         is_base64 = body.encoding_format == "base64"
         writer = EmbeddingWriter(body.dimensions, tokenizer.hidden_size, is_base64=is_base64, normalize=body.normalize)

@@ -51,7 +51,7 @@ class FilesApi:
 
     async def upload(self, request: Request) -> Response:
         """Keep a file, whose bytes go on to the store as they come."""
-        form = _Form(self._store, client_of(request).name)
+        form = _Form(self._store, client_of(request).id)
         try:
             async for event in form_events(request):
                 await form.take(event)
@@ -73,7 +73,7 @@ class FilesApi:
         """Some of the client's files. Fewer than were asked for if these are more than `PAGE`: `has_more` says so, and
         clients ask for the next page."""
         limit = min(limit, PAGE)
-        owner = client_of(request).name
+        owner = client_of(request).id
         found = await self._store.page(owner, after=after, limit=limit + 1, order=order, purpose=purpose)
         page = [FileObject.of(file) for file in found[:limit]]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
@@ -86,7 +86,7 @@ class FilesApi:
     async def delete(self, file_id: str, request: Request) -> Response:
         """Forget a file."""
         check_file_id(file_id)
-        await self._store.delete(client_of(request).name, file_id)
+        await self._store.delete(client_of(request).id, file_id)
         return json_response(DeletedFile(file_id))
 
     async def content(self, file_id: str, request: Request) -> Response:
@@ -106,7 +106,7 @@ class FilesApi:
 
     async def _get(self, file_id: str, request: Request) -> StoredFile:
         check_file_id(file_id)
-        return await self._store.get(client_of(request).name, file_id)
+        return await self._store.get(client_of(request).id, file_id)
 
     @property
     def _store(self) -> FileStore:

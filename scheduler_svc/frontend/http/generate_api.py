@@ -69,7 +69,7 @@ class GenerateApi:
             request.scope[ANSWER_ID] = tokenized.request_id
             context = asked(request.scope, body, tokenized, answer_context(kind, tokenized, body, self._model))
             generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
-        answers(request.scope, generation, client.name)
+        answers(request.scope, generation, client.id)
         return generation, body.stream
 
     async def _answer(self, request: Request, generation: Generation, streams: bool) -> Response:

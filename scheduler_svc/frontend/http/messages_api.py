@@ -74,5 +74,5 @@ class MessagesApi:
             request.scope[ANSWER_ID] = tokenized.request_id
             context = asked(request.scope, body, tokenized, message_context(tokenized, body, self._model))
             generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
-        answers(request.scope, generation, client.name)
+        answers(request.scope, generation, client.id)
         return generation, body.stream

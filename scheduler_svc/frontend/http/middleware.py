@@ -50,12 +50,12 @@ class RequireApiKey:
     def _client(self, scope: Scope) -> ApiClient | None:
         headers = Headers(scope=scope)
         if not self._keys.are_required:
-            return ApiClient("", 0, is_admin=_is_this_machine(scope, headers), may_read_status=True)
+            return ApiClient("", "", 0, is_admin=_is_this_machine(scope, headers), may_read_status=True)
         client = self._client_with_key(headers)
         if scope["path"] in self._open_paths and scope["method"] in OPEN_METHODS:
             tells_of_all = scope["path"] == METRICS_PATH
             if client is None or (tells_of_all and not client.may_read_status):
-                return ApiClient("", 0, is_admin=False, may_read_status=tells_of_all)
+                return ApiClient("", "", 0, is_admin=False, may_read_status=tells_of_all)
         return client
 
     def _client_with_key(self, headers: Headers) -> ApiClient | None:

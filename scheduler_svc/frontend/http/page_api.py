@@ -104,7 +104,7 @@ class PageApi:
     async def about(self, request: Request) -> Response:
         """What the page has to know first."""
         client = client_of(request)
-        is_known = bool(client.name) or not self._needs_key
+        is_known = bool(client.id) or not self._needs_key
         about = About(
             model=self._model,
             needs_key=self._needs_key,
@@ -121,14 +121,14 @@ class PageApi:
         """The service as it is, and then what changes."""
         client = client_of(request)
         return LiveStream(
-            self._hub, self._readers, Reader(client.name, client.may_read_status), self._still_reads(client)
+            self._hub, self._readers, Reader(client.id, client.may_read_status), self._still_reads(client)
         )
 
     async def life(self, request_id: str, request: Request) -> Response:
         """What became of a request."""
         client = client_of(request)
         sees_all = client.may_read_status
-        for name in core_names(request_id, client.name, sees_all=sees_all):
+        for name in core_names(request_id, client.id, sees_all=sees_all):
             if request_id and len(name) <= MAX_REQUEST_ID and (life := await self._link.life(name)).sequences:
                 offset_s = time.time() - life.at
                 sequences = [_moved(sequence, offset_s) for sequence in life.sequences]
@@ -143,10 +143,7 @@ class PageApi:
         if not (_is_number(epoch, 2**53) and int(epoch) and _is_number(block, 2**31)):
             raise ApiError(404, f"There is no {request.url.path} here.", code="unknown_url")
         holders = await self._link.block_holders(int(epoch), int(block))
-        shown = [
-            msgspec.structs.replace(holder, request=shown_name(holder.request, holder.client, client.name))
-            for holder in holders
-        ]
+        shown = [msgspec.structs.replace(holder, request=shown_name(holder.request, client.id)) for holder in holders]
         return json_response(Holders(shown), NO_STORE)
 
     def _still_reads(self, client: ApiClient) -> Callable[[], bool]:
@@ -155,7 +152,7 @@ class PageApi:
         def still_reads() -> bool:
             if not self._needs_key:
                 return True
-            known = self._api_keys.named(client.name)
+            known = self._api_keys.of_id(client.id)
             return known is not None and known.may_read_status == client.may_read_status
 
         return still_reads

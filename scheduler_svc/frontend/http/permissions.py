@@ -17,7 +17,7 @@ def require_admin(request: Request) -> ApiClient:
     client = client_of(request)
     if client.is_admin:
         return client
-    if not client.name:
+    if not client.id:
         raise _forbidden("Without API keys only this machine may do this, over loopback and not through a proxy.")
     raise _forbidden("This API key is no administrator's; 'baton keys api NAME --admin' makes one that is.")
 

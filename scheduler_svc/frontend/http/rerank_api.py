@@ -99,7 +99,7 @@ class RerankApi:
             state = task_state(self._link, "score")
             size = work_of(len(raw), body, self._model, [body.query], body.documents)
             pooled = await self._long_work.run(
-                client_of(request).name, size, lambda: tokenize_rerank(body, self._model, state)
+                client_of(request).id, size, lambda: tokenize_rerank(body, self._model, state)
             )
         return pooled, Shown.of(body)
 
@@ -109,7 +109,7 @@ class RerankApi:
             state = task_state(self._link, "score")
             size = work_of(len(raw), body, self._model, body.text_1, body.text_2)
             return await self._long_work.run(
-                client_of(request).name, size, lambda: tokenize_score(body, self._model, state)
+                client_of(request).id, size, lambda: tokenize_score(body, self._model, state)
             )
 
     async def _answer(
@@ -119,7 +119,7 @@ class RerankApi:
         asked_pooled(request.scope, pooled, self._model.names[0])
         client = client_of(request)
         answer = await pooled.open(self._link, client)
-        answers_pooled(request.scope, answer, client.name)
+        answers_pooled(request.scope, answer, client.id)
         request.scope[IS_SUBMITTED] = True
         with answer:
             margins = await unless_disconnected(request.receive, _margins(answer))

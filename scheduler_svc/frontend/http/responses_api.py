@@ -82,12 +82,12 @@ class ResponsesApi:
         request.scope[ANSWER_ID] = ready.spec.response_id
         is_stored = ready.is_stored and self._stored is not None
         if is_stored:
-            await self._store.check_room(client.name)
+            await self._store.check_room(client.id)
         if ready.spec.is_background:
             return await self._in_background(ready, request, streams=ready.streams)
         generation = await open_generation(self._link, self._reader.tokenizer, ready.tokenized, ready.context, client)
-        answers(request.scope, generation, client.name)
-        answer = _Answer(generation, ready.spec, ready.asked, self._store if is_stored else None, client.name)
+        answers(request.scope, generation, client.id)
+        answer = _Answer(generation, ready.spec, ready.asked, self._store if is_stored else None, client.id)
         if ready.streams:
             return EventStream(generation, answer.events, keep_alive_s=self._keep_alive_s, at_end=answer.keep)
         request.scope[IS_SUBMITTED] = True
@@ -114,7 +114,7 @@ class ResponsesApi:
     async def delete(self, response_id: str, request: Request) -> Response:
         """Forget a response, which ends if it runs."""
         _check_id(response_id)
-        owner = client_of(request).name
+        owner = client_of(request).id
         await self._store.delete(owner, response_id)
         if self._worker is not None:
             await self._worker.cancel(owner, response_id)
@@ -126,7 +126,7 @@ class ResponsesApi:
         if not answer.sizes.is_background:
             message = "Only a response in the background can be cancelled; close the connection of another one."
             raise ApiError(400, message, code="invalid_value", param="response_id")
-        owner = client_of(request).name
+        owner = client_of(request).id
         if self._worker is not None:
             await self._worker.cancel(owner, response_id)
         await self._store.cancel(owner, response_id)  # if the worker does not have it, or is away
@@ -152,7 +152,7 @@ class ResponsesApi:
             first, last = (ids[0], ids[-1]) if ids else (None, None)
             return msgspec.json.encode(InputItems(items, first, last, has_more=has_more))
 
-        return _json(response_id, msgspec.Raw(await self._reader.long_work(client_of(request).name, len(data), work)))
+        return _json(response_id, msgspec.Raw(await self._reader.long_work(client_of(request).id, len(data), work)))
 
     async def _read(self, request: Request) -> ReadyResponse:
         """A request made ready. Its body ends here, long before the answer does."""
@@ -174,18 +174,18 @@ class ResponsesApi:
 
     async def _get(self, response_id: str, request: Request) -> StoredAnswer:
         _check_id(response_id)
-        return await self._store.answer(client_of(request).name, response_id)
+        return await self._store.answer(client_of(request).id, response_id)
 
     async def _in_background(self, ready: ReadyResponse, request: Request, *, streams: bool) -> Response:
         client = client_of(request)
-        await self._store.check_open(client.name)
+        await self._store.check_open(client.id)
         [submit] = ready.tokenized.submits(client, ready.context.encode())
         submit = msgspec.structs.replace(submit, stream=True)  # as its stream may be asked for at any time
         work = BackgroundWork(WORK_VERSION, ready.spec, submit)
-        await self._store.queue(client.name, ready.asked, work.encode())
+        await self._store.queue(client.id, ready.asked, work.encode())
         response_id = ready.spec.response_id
         if self._worker is not None:
-            self._worker.run(client.name, response_id)
+            self._worker.run(client.id, response_id)
         if streams:
             held_of(request).release()
             held_of(request).add(min(len(ready.spec.head), PIECE_BYTES))
@@ -194,7 +194,7 @@ class ResponsesApi:
 
     def _background_stream(self, request: Request, response_id: str, after: int) -> Response:
         assert self._streaming is not None, "a response in the background was found in the store"
-        return BackgroundStream(self._streaming, client_of(request).name, response_id, after)
+        return BackgroundStream(self._streaming, client_of(request).id, response_id, after)
 
 
 class _Answer:

@@ -43,7 +43,7 @@ class ResumeApi:
             check_event_id(last_event_id)
         queue = self._link.attach_queue()
         try:
-            context, encoded = await self._attach(request_id, client_of(request).name, queue)
+            context, encoded = await self._attach(request_id, client_of(request).id, queue)
             num_prompt_tokens = sum(map(len, encoded)) // 4
             position, events = rest_of(request_id, context, num_prompt_tokens, last_event_id)
             prompts = await prompts_of(context, encoded, self._tokenizer.all_token_bytes)
@@ -53,12 +53,12 @@ class ResumeApi:
         queue.is_resumable = context.is_resumable
         spec = AnswerSpec(request_id, context, num_prompt_tokens, position, prompts)
         generation = Generation(queue, self._tokenizer, spec)
-        resumes(request.scope, generation, client_of(request).name)
+        resumes(request.scope, generation, client_of(request).id)
         return EventStream(generation, events, keep_alive_s=self._keep_alive_s, is_new=False)
 
     async def cancel(self, request_id: str, request: Request) -> Response:
         """Cancel the request. Its reader, if there is one, gets an error."""
-        client = client_of(request).name
+        client = client_of(request).id
         if self._link.cancel(core_request_id(client, request_id, 0)):
             return Response(status_code=204)
         queue = self._link.attach_queue()

@@ -149,6 +149,11 @@ class CoreLink(Questions):
             queue.cancel()
         return queue is not None
 
+    def revoke(self, client: str) -> None:
+        """Have the core end all that a client has open. Raises RequestRejected if that cannot be sent now."""
+        self._check_room(0)
+        self._send(m.Revoke(client=client))
+
     def leave_all(self, reason: str) -> None:
         """End every open answer with an `unavailable` error; the requests continue for a while."""
         for queue in self._open_queues():

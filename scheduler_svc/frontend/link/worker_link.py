@@ -22,7 +22,7 @@ class WorkerGone(Exception):
 
 
 class WorkerLink:
-    """Speaks to the worker of a store. An owner is the name of an API key, empty without keys.
+    """Speaks to the worker of a store. An owner is the id of an API key, empty without keys.
 
     Args:
         folder: of the store, in which the worker has its socket.
@@ -53,6 +53,10 @@ class WorkerLink:
         """There is a response to run. This does not wait for the worker, which may have to be started first; one that
         does not hear of the response finds it in the store a little later."""
         self._tell("/run", _params(owner, response_id))
+
+    async def look(self) -> None:
+        """Somebody's key was revoked, and the store has ended what it had open."""
+        await self._post("/look", {})
 
     async def cancel(self, owner: str, response_id: str) -> None:
         """A response is not wanted any more. Returns when it has ended, if the worker runs it."""

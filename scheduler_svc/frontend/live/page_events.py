@@ -17,16 +17,15 @@ def page_event(name: str, data: Any) -> Events:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(data))
 
 
-def shown_name(request_id: str, client: str, reader: str) -> str:
+def shown_name(request_id: str, reader: str) -> str:
     """A request as a page names it: by its answer's id, which `/page/requests/ID` takes.
 
     Args:
         request_id: the core's, `CLIENT/ID-PROMPT`.
-        client: that the request is of.
-        reader: name of the page's client: others' requests keep the name of theirs.
+        reader: id of the page's client: others' requests keep the id of theirs.
     """
     name = request_id.removesuffix("-0")
-    return name.removeprefix(f"{client}/") if client and client == reader else name
+    return name.removeprefix(f"{reader}/") if reader else name
 
 
 def core_names(shown: str, reader: str, *, sees_all: bool) -> list[str]:
@@ -40,7 +39,7 @@ class Reader(msgspec.Struct, frozen=True):
     """Who reads a page: pages of equal readers get equal bytes.
 
     Attributes:
-        client: name of the API key, empty without keys.
+        client: id of the API key, empty without keys.
         sees_all: whether it may read what tells of all clients.
     """
 
@@ -65,10 +64,11 @@ class Reader(msgspec.Struct, frozen=True):
         return page_event("events", [msgspec.structs.replace(e, at=e.at + offset_s, **hidden) for e in events])
 
     def _visible(self, sequences: Iterable[Any]) -> Iterable[Any]:
-        return (sequence for sequence in sequences if self.sees_all or sequence.client == self.client)
+        own = f"{self.client}/" if self.client else ""
+        return (sequence for sequence in sequences if self.sees_all or sequence.request.startswith(own))
 
     def _shown(self, sequence: Any, offset_s: float) -> Any:
-        name = shown_name(sequence.request, sequence.client, self.client)
+        name = shown_name(sequence.request, self.client)
         return msgspec.structs.replace(sequence, request=name, since=sequence.since + offset_s)
 
 

@@ -45,7 +45,7 @@ class ChatRenderer:
 
         Args:
             size: of it, in characters or so.
-            client: name of the API key that it came with, empty without keys.
+            client: id of the API key that it came with, empty without keys.
         """
         done = await self._long_work.run(client, size, partial(_next, steps, None))
         while isinstance(done, Conversation):

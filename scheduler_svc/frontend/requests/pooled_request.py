@@ -73,15 +73,16 @@ class PooledRequest:
         cache_salt = salt_of(self.cache_salt, client)
         return [
             m.Submit(
-                request_id=core_request_id(client.name, self.request_id, i),
+                request_id=core_request_id(client.id, self.request_id, i),
                 prompt=prompt,
                 params=self.params,
                 stream=False,
                 cache_salt=cache_salt,
                 priority=self.priority,
                 timeout_s=self.timeout_s,
-                client=client.name,
+                client=client.id,
                 client_limit=client.max_open_requests,
+                client_name=client.name,
             )
             for i, prompt in enumerate(self.prompts)
         ]

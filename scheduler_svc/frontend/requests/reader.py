@@ -77,7 +77,7 @@ class RequestReader:
             check_model(of_model.model, served)
             return parsed
 
-        body, ignored = await self._long_work.run(client.name, len(raw), work)
+        body, ignored = await self._long_work.run(client.id, len(raw), work)
         self._ignored.log(client.name, ignored)
         for name in ignored:
             self._link.counts.ignored(place_of(name))
@@ -99,16 +99,16 @@ class RequestReader:
             size: of what is tokenized, in characters or so.
         """
         max_model_len = self._link.fleet.max_model_len
-        tokenized = await self._long_work.run(client.name, size, lambda: tokenize(body, self.tokenizer, max_model_len))
+        tokenized = await self._long_work.run(client.id, size, lambda: tokenize(body, self.tokenizer, max_model_len))
         if isinstance(tokenized, Generator):
             tokenized = await self.finish(tokenized, size, client)
         if (asked := tokenized.grammar) is None:
             return tokenized
-        return tokenized.compiled(await self._grammars.compile(asked.spec, asked.param, client.name))
+        return tokenized.compiled(await self._grammars.compile(asked.spec, asked.param, client.id))
 
     async def finish(self, steps: ChatSteps[Result], size: int, client: ApiClient) -> Result:
         """What a chat of this size becomes (`ChatRenderer.finish`)."""
-        return await self._chats.finish(steps, size, client.name)
+        return await self._chats.finish(steps, size, client.id)
 
     async def long_work(self, owner: str, size: int, work: Callable[[], Result]) -> Result:
         """Do other work on something of this size where it holds nothing up."""

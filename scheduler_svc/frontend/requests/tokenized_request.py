@@ -78,7 +78,7 @@ class TokenizedRequest:
         cache_salt = salt_of(self.cache_salt, client)
         return [
             m.Submit(
-                request_id=core_request_id(client.name, self.request_id, i),
+                request_id=core_request_id(client.id, self.request_id, i),
                 prompt=np.asarray(prompt, dtype="<i4").tobytes(),
                 params=params,
                 n=self.n,
@@ -87,8 +87,9 @@ class TokenizedRequest:
                 cache_salt=cache_salt,
                 priority=self.priority,
                 timeout_s=self.timeout_s,
-                client=client.name,
+                client=client.id,
                 client_limit=client.max_open_requests,
+                client_name=client.name,
                 context=context if i == 0 else b"",
                 is_resumable=self.is_resumable,
                 may_shorten=self.may_shorten,

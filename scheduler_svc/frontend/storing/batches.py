@@ -18,7 +18,7 @@ MAX_OPEN_BATCHES = 100  # of one API key
 
 
 class BatchStore:
-    """Stored batches. An owner is the name of an API key, empty without keys.
+    """Stored batches. An owner is the id of an API key, empty without keys.
 
     Every method raises ApiError: (404) for what is not there, (429) for what is more than the owner may have, (503) if
     the store has too much to do, (500) if it fails.

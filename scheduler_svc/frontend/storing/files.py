@@ -18,7 +18,7 @@ UNKNOWN_PURPOSE = ""  # until a form has said it
 
 
 class FileStore:
-    """Stored files. An owner is the name of an API key, empty without keys.
+    """Stored files. An owner is the id of an API key, empty without keys.
 
     Every method raises ApiError: (404) for what is not there, (429) for what is more than the owner may have, (507) for
     what the disk has no room for, (503) if the store has too much to do, (500) if it fails.

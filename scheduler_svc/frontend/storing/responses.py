@@ -44,7 +44,7 @@ class AskedToStore(NamedTuple):
 
 
 class ResponseStore:
-    """Stored responses. An owner is the name of an API key, empty without keys.
+    """Stored responses. An owner is the id of an API key, empty without keys.
 
     Every method raises ApiError: (404) for what is not there, (503) if the store has too much to do, (500) if it fails.
     """

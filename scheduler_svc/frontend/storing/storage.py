@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.link.worker_link import WorkerLink
 from scheduler_svc.frontend.storing.sweeping import Sweeper
 from scheduler_svc.store.store_thread import StoreThread
@@ -22,12 +23,12 @@ class Storage:
     sweeper: Sweeper
 
     @classmethod
-    def open(cls, options: StoreOptions) -> Self | None:
+    def open(cls, options: StoreOptions, keys: ApiKeys) -> Self | None:
         """None where there is no store. Raises StoreError if it cannot be opened."""
         if options.folder is None:
             return None
         thread = StoreThread(options.folder, durable=options.durable)
-        return cls(thread, options, WorkerLink(options.folder), Sweeper(thread))
+        return cls(thread, options, WorkerLink(options.folder), Sweeper(thread, keys))
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import contextlib
 import time
 
 from common.logging import get_logger
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.store.errors import StoreError
 from scheduler_svc.store.store_thread import SERVICE, StoreThread
 from scheduler_svc.store.sweep import sweep
@@ -15,10 +16,15 @@ log = get_logger(__name__)
 
 
 class Sweeper:
-    """Sweeps the store of one process. Several processes may do it at once."""
+    """Sweeps the store of one process. Several processes may do it at once.
 
-    def __init__(self, thread: StoreThread) -> None:
+    Args:
+        keys: whose clients keep what they have.
+    """
+
+    def __init__(self, thread: StoreThread, keys: ApiKeys) -> None:
         self._thread = thread
+        self._keys = keys
         self._has_deleted = asyncio.Event()
 
     def wake(self) -> None:
@@ -41,7 +47,8 @@ class Sweeper:
     async def _sweep(self) -> bool:
         """One call. Returns whether there is more to do."""
         try:
-            return (await self._thread.run(SERVICE, sweep, time.time())).is_more
+            swept = await self._thread.run(SERVICE, sweep, time.time(), known=self._keys.known_ids())
+            return swept.is_more
         except StoreError as error:
             log.error("the store cannot be swept", reason=str(error))
             return False

@@ -28,7 +28,7 @@ class LongWork:
         """Do `work` on something of this size (characters, items): at once if it is short, else in a thread.
 
         Args:
-            owner: the name of the API key for which it is done.
+            owner: the id of the API key for which it is done.
         """
         if size <= WORTH_A_THREAD:
             return work()

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.frontend.api_keys import ApiKeys
+from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.background import pace, response_run, turns, worker
 from scheduler_svc.frontend.background.__main__ import make_batches
 from scheduler_svc.frontend.background.token_log import TokenLog
@@ -24,7 +24,8 @@ from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
 from scheduler_svc.frontend.tracing.tracing import Tracing
 from scheduler_svc.frontend_options import FrontendOptions
-from scheduler_svc.store import responses
+from scheduler_svc.store import owners, responses
+from scheduler_svc.store.database import connect
 from scheduler_svc.store.records import StoredResponse
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
@@ -48,14 +49,28 @@ def at_once(monkeypatch):
     monkeypatch.setattr(pace, "LONGEST_REST_S", 0.05)
 
 
+class Keys(ApiKeys):
+    """Keys of all whom nobody has taken theirs: ids that are names, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: set[str] = set()
+
+    def of_id(self, client_id: str) -> ApiClient | None:
+        if client_id in self.taken:
+            return None
+        return ApiClient(client_id, f"{client_id}'s name", 9, is_admin=False, may_read_status=False)
+
+
 @asynccontextmanager
 async def working(
-    link: CoreLink, folder: Path, tracing: Tracing | None = None
+    link: CoreLink, folder: Path, tracing: Tracing | None = None, keys: ApiKeys | None = None
 ) -> AsyncIterator[tuple[Worker, StoreThread]]:
     store = StoreThread(folder / "store")
     options = FrontendOptions(("m",))
-    batches = make_batches(link, TOKENIZER, options, store, StoreOptions(folder / "store"), ApiKeys())
-    made = Worker(link, TOKENIZER, store, batches, tracing)
+    keys = keys or Keys()
+    batches = make_batches(link, TOKENIZER, options, store, StoreOptions(folder / "store"), keys)
+    made = Worker(link, TOKENIZER, store, batches, keys, tracing)
     task = asyncio.create_task(made.run())
     try:
         yield made, store
@@ -350,6 +365,51 @@ async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, monk
         core.script = say(WORDS)
         for other in others:
             assert (await ended(store, "busy", other)).status == "incomplete", "its turn comes"
+
+
+@in_event_loop
+async def test_the_work_of_an_owner_without_a_key_waits_until_it_has_one_again(tmp_path: Path):
+    """A start with another file of keys ends nothing of anybody."""
+    keys = Keys()
+    keys.taken.add("ann")
+    async with linked_core(tmp_path, say(WORDS)) as (core, link), working(link, tmp_path, keys=keys) as (made, store):
+        for owner in ("ann", "bob"):
+            await keep(store, owner=owner)
+            made.start(owner, ID)
+        assert text_of(await ended(store, "bob")).startswith("one two")
+        assert (await stored(store, "ann")).status == "queued"
+        assert {submit.client for submit in core.submits} == {"bob"}
+        keys.taken.clear()
+        assert text_of(await ended(store, "ann")).startswith("one two")
+    hers = core.submits[-1]
+    assert (hers.request_id, hers.client, hers.client_name, hers.client_limit) == (
+        f"ann/{CORE_ID}",
+        "ann",
+        "ann's name",
+        9,
+    ), "whatever the release that kept it called her"
+
+
+@in_event_loop
+async def test_a_revoked_owner_s_responses_end_and_do_not_begin_anew(tmp_path: Path, monkeypatch):
+    """Those that run, and those that wait; the worker need not look at its keys for that."""
+    monkeypatch.setattr(turns, "MOST", 1)
+    async with linked_core(tmp_path, silence) as (core, link), working(link, tmp_path) as (made, store):
+        other = f"resp_{1:024x}"
+        for response_id in (ID, other):
+            await keep(store, owner="ann", response_id=response_id)
+            made.start("ann", response_id)
+        await until(lambda: core.submits)
+        with closing(connect(tmp_path / "store")) as frontend:
+            assert owners.revoke(frontend, "ann", time.time(), errors=b"[]") == 2
+        made.look()
+        await until(lambda: core.cancels)
+        core.script = say(WORDS)
+        await keep(store, owner="bob")
+        made.start("bob", ID)
+        await ended(store, "bob")
+        assert [(await stored(store, "ann", each)).status for each in (ID, other)] == ["cancelled"] * 2
+    assert [submit.client for submit in core.submits] == ["ann", "bob"]
 
 
 @in_event_loop

@@ -31,7 +31,7 @@ class EmbeddingLines:
         tokenizer = self._model.tokenizer
         body = await self._reader.parse(raw, EmbeddingRequest, client, self._model.names)
         state = task_state(self._link, "embed")
-        pooled = await self._reader.long_work(client.name, len(raw), lambda: tokenize_embedding(body, tokenizer, state))
+        pooled = await self._reader.long_work(client.id, len(raw), lambda: tokenize_embedding(body, tokenizer, state))
         priority = body.priority if "priority" in body.model_fields_set else PRIORITY
         pooled = replace(pooled, request_id=name.request_id("embd"), priority=priority)
         writer = EmbeddingWriter(

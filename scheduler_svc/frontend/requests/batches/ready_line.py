@@ -52,6 +52,6 @@ class ReadyLine:
         """What to ask the core for. Each attempt after the first (0) has ids of its own."""
         request_id = f"{self.request_id}.{attempt}" if attempt else self.request_id
         return [
-            msgspec.structs.replace(submit, request_id=core_request_id(self.client.name, request_id, prompt))
+            msgspec.structs.replace(submit, request_id=core_request_id(self.client.id, request_id, prompt))
             for prompt, submit in enumerate(self.submits)
         ]

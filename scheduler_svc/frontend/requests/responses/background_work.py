@@ -1,11 +1,15 @@
 """What the background worker needs to run a response, as the store keeps it."""
 
+from typing import Self
+
 import msgspec
 from msgspec.structs import replace
 
 from common import messages as m
 from common.errors import BatonError
 from scheduler_svc.frontend.answers.responses.events import ResponseSpec
+from scheduler_svc.frontend.api_keys import ApiClient
+from scheduler_svc.frontend.requests.tokenized_request import core_request_id
 
 
 class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -23,6 +27,18 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     def encode(self) -> bytes:
         """The bytes for the store, without the head."""
         return _encoder.encode(replace(self, spec=self.spec.with_head(b"")))
+
+    def sent_for(self, client: ApiClient) -> Self:
+        """The work with its request to the core as this client sends it now: its limit may be another one by now, and
+        earlier releases called clients by their names."""
+        submit = replace(
+            self.submit,
+            request_id=core_request_id(client.id, self.spec.response_id, 0),
+            client=client.id,
+            client_name=client.name,
+            client_limit=client.max_open_requests,
+        )
+        return replace(self, submit=submit)
 
     @classmethod
     def decode(cls, data: bytes) -> "BackgroundWork":

@@ -73,16 +73,16 @@ class ResponsePreparer:
             hold: is told how many bytes are read from the store for it; may raise ApiError.
         """
         body = self._stored_if_possible(body)
-        before = await self._before(body, client.name, hold)
-        own = await self._own_items(body, client.name, MAX_CHAIN_BYTES - _size(before), hold)
+        before = await self._before(body, client.id, hold)
+        own = await self._own_items(body, client.id, MAX_CHAIN_BYTES - _size(before), hold)
         size += _size(before) + _size(own)
         items = [sized.item for sized in (*before, *own)]
-        chat = await self._reader.long_work(client.name, size, lambda: in_words_of(NAMES, lambda: chat_of(body, items)))
+        chat = await self._reader.long_work(client.id, size, lambda: in_words_of(NAMES, lambda: chat_of(body, items)))
         tokenized = await self._reader.tokenize(chat, self._tokenize, size, client)
         response_id = "resp_" + secrets.token_hex(12)
         tokenized = replace(tokenized, request_id=response_id, is_resumable=body.background)
         said = [sized.item for sized in own]
-        return await self._reader.long_work(client.name, size, lambda: self._assembled(body, chat, tokenized, said))
+        return await self._reader.long_work(client.id, size, lambda: self._assembled(body, chat, tokenized, said))
 
     def _tokenize(self, chat: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> ChatSteps[TokenizedRequest]:
         """As `tokenize_chat`, in the words of this API."""

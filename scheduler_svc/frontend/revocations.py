@@ -1,0 +1,72 @@
+"""Ends what clients have open whose keys are revoked: in the store, in the background worker and in the core.
+
+Every frontend does so, and each step may be done several times. `ApiKeys` decides who is revoked; requests are refused
+long before that.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from common.errors import RequestRejected
+from common.logging import get_logger
+from scheduler_svc.frontend.answers.batch_objects import BatchError, errors_json
+from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.storing.storage import Storage
+from scheduler_svc.store import owners
+from scheduler_svc.store.errors import StoreError
+from scheduler_svc.store.store_thread import SERVICE
+
+INTERVAL_S = 1.0
+
+_ERRORS = errors_json([BatchError("invalid_api_key", "The API key of this batch was revoked.")])
+
+log = get_logger(__name__)
+
+
+class Revocations:
+    """Watches the keys of a service.
+
+    Args:
+        storage: None where nothing is kept.
+    """
+
+    def __init__(self, keys: ApiKeys, link: CoreLink, storage: Storage | None) -> None:
+        self._keys = keys
+        self._link = link
+        self._storage = storage
+        self._to_end: dict[str, ApiClient] = {}  # by id
+
+    async def run(self) -> None:
+        """Until cancelled. What cannot be done now is tried again."""
+        while True:
+            for client in self._keys.newly_revoked():
+                log.warning("API key revoked, ending what it has open", client=client.name, id=client.id)
+                self._to_end[client.id] = client
+            for client_id in list(self._to_end):
+                with contextlib.suppress(StoreError, RequestRejected):
+                    await self._end(client_id)
+                    del self._to_end[client_id]
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _end(self, client_id: str) -> None:
+        if self._storage is not None:  # first: the worker would ask the core again for what the store has as open
+            now = time.time()
+            num_ended = await self._storage.thread.run(SERVICE, owners.revoke, client_id, now, errors=_ERRORS)
+            if num_ended:
+                log.warning("responses and batches ended: key revoked", id=client_id, ended=num_ended)
+                await self._storage.worker.look()
+        self._link.revoke(client_id)
+
+
+@contextlib.asynccontextmanager
+async def watched(revocations: Revocations) -> AsyncIterator[None]:
+    """They are carried out as long as this lasts."""
+    watching = asyncio.create_task(revocations.run())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
