@@ -66,6 +66,7 @@ def test_round_trip_of_every_message(direction):
             params=m.SamplingParams(max_tokens=3, top_p=0.5, logprobs=2, prompt_logprobs=3, constraints=CONSTRAINTS),
             n=2,
         ),
+        m.Revoke: m.Revoke(client="a"),
         m.Attach: m.Attach(request_id="r"),
         m.Detach: m.Detach(request_id="r"),
         m.Cancel: m.Cancel(request_id="r", index=1),

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
+from scheduler_svc.api_key_file import ApiKey, client_id, digest, encode_key_file
 from tests.frontend.fake_core import REPORT, FakeCore, refuse
 from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape, running_frontend
 from tests.frontend.sse import events_after
@@ -20,6 +20,7 @@ KEYS = [
     ApiKey(name="prometheus", sha256=digest("p"), created="2026-01-01T00:00:00Z", metrics=True),
     ApiKey(name="root", sha256=digest("r"), created="2026-01-01T00:00:00Z", admin=True),
 ]
+ID_OF = {key: client_id(digest(key)) for key in "abpr"}
 ALICE, BOB, PROMETHEUS, ROOT = ({"authorization": f"Bearer {key}"} for key in "abpr")
 EXECUTOR = executor_status(executor="host/gpu 0", epoch=7)
 
@@ -47,12 +48,13 @@ def test_a_request_is_its_clients_alone(frontend: Frontend, core: FakeCore):
     body = COMPLETION | {"request_id": "mine"}
     assert post(frontend, "/v1/completions", body, ALICE).json()["id"] == "mine"
     assert post(frontend, "/v1/completions", body, BOB).json()["id"] == "mine"
-    assert [submit.request_id for submit in core.submits] == ["alice/mine-0", "bob/mine-0"]
-    assert [(submit.client, submit.client_limit) for submit in core.submits] == [("alice", 3), ("bob", 0)]
+    assert [submit.request_id for submit in core.submits] == [f"{ID_OF[key]}/mine-0" for key in "ab"]
+    facts = [(submit.client, submit.client_name, submit.client_limit) for submit in core.submits]
+    assert facts == [(ID_OF["a"], "alice", 3), (ID_OF["b"], "bob", 0)]
     assert post(frontend, "/v1/completions", body | {"request_id": "hers"}, ALICE).status_code == 200
     assert events_after(frontend, "hers", **ALICE).status_code == 200
     assert_openai_shape(events_after(frontend, "hers", **BOB), 404)
-    for path in ("hers", "alice%2Fhers", "alice/hers"):
+    for path in ("hers", f"{ID_OF['a']}%2Fhers", f"{ID_OF['a']}/hers", "alice/hers"):
         assert httpx.delete(f"{frontend.url}/v1/requests/{path}", headers=BOB).status_code == 404
     assert httpx.delete(f"{frontend.url}/v1/requests/hers", headers=ALICE).status_code == 204
     assert_openai_shape(events_after(frontend, "hers"), 401)

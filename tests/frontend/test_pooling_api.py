@@ -113,7 +113,9 @@ def test_embeddings(client: openai.OpenAI, core: FakeCore, embedder: Tokenizer):
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, prompts))
     [params] = {submit.params for submit in core.submits}
     assert params == m.SamplingParams(max_tokens=1, pooling="hidden")
-    assert all(not submit.stream and submit.client == "alice" and submit.client_limit == 9 for submit in core.submits)
+    assert all(
+        not submit.stream and submit.client_name == "alice" and submit.client_limit == 9 for submit in core.submits
+    )
     assert not core.cancels
 
 
@@ -136,7 +138,7 @@ def test_token_ids_are_taken_as_they_are(frontend: Frontend, core: FakeCore):
     vectors = [np.array(entry["embedding"], np.float32) for entry in answer.json()["data"]]
     assert np.array_equal(vectors, [hidden_of([5, 6]), hidden_of([7])])
     for submit in core.submits:
-        assert (submit.cache_salt, submit.priority, submit.timeout_s) == ("key alice/s", 3, 9)
+        assert (submit.cache_salt, submit.priority, submit.timeout_s) == (f"key {submit.client}/s", 3, 9)
     assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 

@@ -262,7 +262,7 @@ async def test_the_work_is_as_much_as_is_tokenized(
     link = SimpleNamespace(is_up=True, fleet=FLEET)
     api = RerankApi(link, Reader(), model, Reluctant())
     scope: dict[str, object] = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-    scope |= {"baton.client": SimpleNamespace(name="ann"), HELD: SimpleNamespace(release=lambda: None)}
+    scope |= {"baton.client": SimpleNamespace(id="ann"), HELD: SimpleNamespace(release=lambda: None)}
 
     async def receive() -> dict:
         return {"type": "http.request", "body": raw}

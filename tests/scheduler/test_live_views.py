@@ -250,7 +250,7 @@ def test_preemptions_of_a_second_are_one_event():
 def test_the_shown_part_of_a_long_queue_is_its_head():
     service = Service()
     for i in range(m.MAX_SHOWN + 5):
-        service.submit(f"r{i}", client=f"c{i}")
+        service.submit(f"r{i}", client=f"{i}", client_name=f"c{i}")
     (view,) = watch(service, wish=SEND_ALL)
     assert [waiting.request for waiting in view.waiting] == [f"r{i}" for i in range(m.MAX_SHOWN)]
     assert view.waiting[3].client == "c3"
@@ -278,7 +278,7 @@ def test_who_has_a_block_can_be_asked():
     prompt = np.arange(5, 17, dtype="<i4").tobytes()  # three blocks, of which the second request shares what is full
     for name in ("a", "b"):
         params = m.SamplingParams(max_tokens=9)
-        service.say(m.Submit(request_id=name, prompt=prompt, params=params, client="c"))
+        service.say(m.Submit(request_id=name, prompt=prompt, params=params, client="1", client_name="c"))
         service.turn(num_answers=2)
     first = service.say(m.BlockQuery(query_id=4, epoch=1, block=0))
     assert first.query_id == 4

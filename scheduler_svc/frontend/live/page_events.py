@@ -64,8 +64,7 @@ class Reader(msgspec.Struct, frozen=True):
         return page_event("events", [msgspec.structs.replace(e, at=e.at + offset_s, **hidden) for e in events])
 
     def _visible(self, sequences: Iterable[Any]) -> Iterable[Any]:
-        own = f"{self.client}/" if self.client else ""
-        return (sequence for sequence in sequences if self.sees_all or sequence.request.startswith(own))
+        return (each for each in sequences if self.sees_all or each.request.startswith(f"{self.client}/"))
 
     def _shown(self, sequence: Any, offset_s: float) -> Any:
         name = shown_name(sequence.request, self.client)

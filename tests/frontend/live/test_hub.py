@@ -314,12 +314,12 @@ async def test_an_executor_that_left_takes_its_map_along(hub, link):
 
 
 def test_names_of_requests():
-    assert shown_name("a-0", "", "") == "a"
-    assert shown_name("a-3", "", "") == "a-3"
-    assert shown_name("alice/a-0", "alice", "alice") == "a"
-    assert shown_name("alice/a-0", "alice", "root") == "alice/a"
+    assert shown_name("a-0", "") == "a"
+    assert shown_name("a-3", "") == "a-3"
+    assert shown_name("alice/a-0", "alice") == "a"
+    assert shown_name("alice/a-0", "root") == "alice/a"
     assert core_names("a", "", sees_all=True) == ["a-0", "a"]
     assert core_names("a", "alice", sees_all=False) == ["alice/a-0", "alice/a"]
     assert core_names("bob/a", "root", sees_all=True) == ["root/bob/a-0", "root/bob/a", "bob/a-0", "bob/a"]
-    for reader, request, client in (("", "x-0", ""), ("alice", "alice/x-2", "alice"), ("root", "bob/x-0", "bob")):
-        assert request in core_names(shown_name(request, client, reader), reader, sees_all=True)
+    for reader, request in (("", "x-0"), ("alice", "alice/x-2"), ("root", "bob/x-0")):
+        assert request in core_names(shown_name(request, reader), reader, sees_all=True)
