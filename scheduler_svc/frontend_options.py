@@ -12,7 +12,7 @@ ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "json"]
 ReasoningParser = Literal["auto", "none", "qwen3"]
 PoolingTask = Literal["embed", "score"]
 POOLING_TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
-_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class PoolingModelOption(NamedTuple):

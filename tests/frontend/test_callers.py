@@ -346,9 +346,25 @@ def test_what_counts_as_reached_by_this_machine_alone(tmp_path):
             assert served_hosts(listener, ("Baton.Example.",)) == own | {"baton.example"}
 
 
+def test_a_machine_with_a_name_that_no_host_can_have_takes_no_empty_one(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "my machine")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert served_hosts(listener, ()) == frozenset()
+
+
 @pytest.mark.parametrize(
     "name",
-    ["https://baton.example", "baton.example:8000", "baton.example/x", "*", "*.example", "", "b\u00fccher", "[::1]"],
+    [
+        "https://baton.example",
+        "baton.example:8000",
+        "baton.example/x",
+        "*",
+        "*.example",
+        ".example",
+        "",
+        "b\u00fccher",
+        "[::1]",
+    ],
 )
 def test_an_option_that_is_no_name_is_refused(name):
     done = CliRunner().invoke(main, ["--allowed-host", name])

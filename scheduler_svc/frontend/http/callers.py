@@ -1,9 +1,9 @@
 """Who sends a request to a service without API keys, as far as its connection and its headers tell.
 
 A browser sends what any page tells it to, from its user's machine, so a port that only this machine reaches is open to
-every page that is read here. A page has to say its origin where it can change or read something, and a name that its
-owner lets DNS lead here ("DNS rebinding") stands in `Host`. With API keys none of this is looked at: no page has a key,
-and browsers attach none.
+every page that is read here. But the browser says which page sends (`Origin`, `Sec-Fetch-Site`), and the name that the
+page asked for (`Host`), which shows the names that their owners let DNS lead here ("DNS rebinding"). With API keys none
+of this is looked at: no page has a key, and browsers attach none.
 """
 
 import ipaddress
@@ -32,7 +32,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+?)\.?)(?::[0-9]*)?", re.A
 
 @dataclass(frozen=True)
 class Callers:
-    """Tells callers of a service without API keys apart.
+    """Keep foreign names and foreign pages out of a service without API keys.
 
     Attributes:
         hosts: names in lower case by which the service may be asked for, beside addresses and names of loopback; None
@@ -43,14 +43,13 @@ class Callers:
     hosts: frozenset[str] | None = None
     origins: tuple[str, ...] = ()
 
-    def refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """The answer to a request under a foreign name or by a foreign page; None for any other request."""
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raise ApiError for a request under a name that is not the service's, and for one by a foreign page."""
         host = headers.get("host", "")
         if not self._is_served(host):
-            return _unknown_host(host)
+            raise _host_not_allowed(host)
         if self._is_by_foreign_page(scope, headers):
-            return _foreign_page(headers.get("origin", "null"))
-        return None
+            raise _origin_not_allowed(headers.get("origin", "null"))
 
     def _is_served(self, host: str) -> bool:
         name = host_name(host)
@@ -60,16 +59,16 @@ class Callers:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if "*" in self.origins or origin in self.origins:
             return False
-        # Behind a proxy that sends another Host, the service's own page is known by the browser's word.
+        # A proxy may send another Host; then the browser's word is all that shows the service's own page.
         if origin is not None and site != "same-origin" and not _is_own(origin, headers):
             return True
         return site in OTHER_SITES and not _is_visit(scope, headers)
 
 
 def served_hosts(listener: socket.socket, allowed: tuple[str, ...]) -> frozenset[str] | None:
-    """The names by which a service may be asked for, for `Callers`.
+    """Return the names by which a service may be asked for; None for every name.
 
-    Where other machines reach the service, DNS or a cluster names it, and every name is taken unless some are allowed.
+    Where other machines reach the service, DNS or a cluster names it: every name is taken, unless some are allowed.
 
     Args:
         listener: of the service.
@@ -78,12 +77,13 @@ def served_hosts(listener: socket.socket, allowed: tuple[str, ...]) -> frozenset
     address = listener.getsockname()  # a text or bytes for a Unix socket
     if isinstance(address, tuple) and not is_loopback(address[0]) and not allowed:
         return None
-    return frozenset(host_name(name.lower()) for name in (socket.gethostname(), *allowed))
+    names = (host_name(name) for name in (socket.gethostname(), *allowed))
+    return frozenset(name for name in names if name)  # a machine may have a name that no `Host` can have
 
 
 def is_this_machine(scope: Scope, headers: Headers) -> bool:
-    """Whether the sender is on this machine and sends for itself: not a proxy for its client, nor a browser for a page
-    of another service."""
+    """Tell whether the sender is on this machine and sends for itself: not a proxy for its client, nor a browser for a
+    page of another service."""
     origin = headers.get("origin")
     name = host_name(headers.get("host", ""))
     peer, _ = scope.get("client") or ("", 0)
@@ -96,14 +96,14 @@ def is_this_machine(scope: Scope, headers: Headers) -> bool:
 
 
 def host_name(host: str) -> str:
-    """The name or address in a `Host`, in lower case, without brackets, port and the dot that may end a name; empty if
-    the value is not a host."""
+    """Return the name or address in a `Host`, in lower case, without brackets, port and the dot that may end a name;
+    empty if the value is not a host."""
     found = _HOST.fullmatch(host.lower())
     return (found[1] or found[2]) if found else ""
 
 
 def is_loopback(address: str) -> bool:
-    """Whether this is an address that only this machine reaches."""
+    """Tell whether this is an address that only this machine reaches."""
     found = _address(address)
     return found is not None and found.is_loopback
 
@@ -125,7 +125,7 @@ def _is_own(origin: str, headers: Headers) -> bool:
 
 
 def _is_visit(scope: Scope, headers: Headers) -> bool:
-    """Whether a browser opens one of the pages for people, in a tab."""
+    """Tell whether a browser opens one of the pages for people, in a tab."""
     return (
         scope["method"] == "GET"
         and scope["path"] in VISITED_PATHS
@@ -135,29 +135,27 @@ def _is_visit(scope: Scope, headers: Headers) -> bool:
 
 
 def _is_by_proxy(scope: Scope, headers: Headers) -> bool:
-    """Whether a proxy has left a mark. One of them is HTTP/1.0, in which nginx asks by default and clients do not."""
-    names = headers.keys()
-    return scope["http_version"] == "1.0" or any(
-        name in PROXY_HEADERS or name.startswith(PROXY_PREFIX) for name in names
-    )
+    """Tell whether a proxy has left a mark. One is HTTP/1.0, in which nginx asks by default and clients do not."""
+    has_mark = any(name in PROXY_HEADERS or name.startswith(PROXY_PREFIX) for name in headers)
+    return has_mark or scope["http_version"] == "1.0"
 
 
-def _unknown_host(host: str) -> ApiError:
+def _host_not_allowed(host: str) -> ApiError:
     name = host_name(host)[:MAX_SHOWN_CHARACTERS]
     message = (
-        f"This service has no API keys, so it answers only to an address, localhost, the machine's name and each "
-        f"--allowed-host, and not to {host[:MAX_SHOWN_CHARACTERS]!r}. If that is one of its names, which for instance "
-        f"a proxy passes on, start it with --allowed-host {name or 'NAME'}."
+        "This service has no API keys, so it answers only to an address, localhost, the machine's name and each "
+        f"--allowed-host, and not to {host[:MAX_SHOWN_CHARACTERS]!r}. If that is one of its names (a proxy may pass it "
+        f"on), start it with --allowed-host {name or 'NAME'}."
     )
     return ApiError(403, message, code="host_not_allowed")
 
 
-def _foreign_page(origin: str) -> ApiError:
-    is_named = origin != "null"  # also of pages that have an origin and hide it
-    page = f"pages of {origin[:MAX_SHOWN_CHARACTERS]}" if is_named else "pages of other sites"
+def _origin_not_allowed(origin: str) -> ApiError:
+    shown = origin[:MAX_SHOWN_CHARACTERS]
+    page, option = ("pages of other sites", "ORIGIN") if origin == "null" else (f"pages of {shown}", shown)
     message = (
         f"This service has no API keys, so it does not take requests by {page}. If such a page may use it, start it "
-        f"with --cors-origin {origin[:MAX_SHOWN_CHARACTERS] if is_named else 'ORIGIN'}. If that is the service's own "
-        f"page behind a proxy, let the proxy pass Host on unchanged, and start the service with --allowed-host NAME."
+        f"with --cors-origin {option}. If that is the service's own page behind a proxy, let the proxy pass Host on "
+        "unchanged, and start the service with --allowed-host NAME."
     )
     return ApiError(403, message, code="origin_not_allowed")

@@ -55,8 +55,8 @@ class RequireApiKey:
 
     def _caller(self, scope: Scope, headers: Headers) -> ApiClient:
         is_probe = scope["path"] in OPEN_PATHS and scope["method"] in OPEN_METHODS
-        if not is_probe and (refusal := self._callers.refusal(scope, headers)) is not None:
-            raise refusal
+        if not is_probe:
+            self._callers.check(scope, headers)
         return ApiClient("", 0, is_admin=is_this_machine(scope, headers), may_read_status=True)
 
     def _client_by_key(self, scope: Scope, headers: Headers) -> ApiClient:
