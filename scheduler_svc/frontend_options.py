@@ -1,5 +1,6 @@
 """Options of frontends. The scheduler has them too, and passes them on to the frontends that it starts."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -11,6 +12,7 @@ ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "json"]
 ReasoningParser = Literal["auto", "none", "qwen3"]
 PoolingTask = Literal["embed", "score"]
 POOLING_TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
+_HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class PoolingModelOption(NamedTuple):
@@ -36,6 +38,7 @@ class FrontendOptions:
         reasoning_parser: how the model writes its thoughts; "auto" reads it off the chat template.
         allow_unknown: whether unknown parameters of a request are ignored instead of refused.
         cors_origin: origins whose pages may send requests; "*" for all.
+        allowed_host: names by which clients without API keys may ask for the service, beside those that it knows.
         no_page: whether the page for people is not there.
         openapi: whether /openapi.json and /docs are there.
         open_metrics: whether /metrics needs no API key.
@@ -53,6 +56,7 @@ class FrontendOptions:
     reasoning_parser: ReasoningParser = "auto"
     allow_unknown: bool = False
     cors_origin: tuple[str, ...] = ()
+    allowed_host: tuple[str, ...] = ()
     no_page: bool = False
     openapi: bool = False
     open_metrics: bool = False
@@ -97,6 +101,10 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--allow-unknown", is_flag=True, help="Ignore unknown parameters of requests, instead of refusing.")
     @click.option("--cors-origin", multiple=True, help="Origin whose pages may use the API, or * for all; may be given "
                   "several times.")  # fmt: skip
+    @click.option("--allowed-host", multiple=True, metavar="NAME", callback=_checked_host_names,
+                  help="Name by which clients without API keys may ask for the service, such as a proxy's that passes "
+                  "Host on; addresses, localhost and the machine's own name always may. May be given several times.  "
+                  "[default: at a loopback address no other name, at any other every name]")  # fmt: skip
     @click.option("--no-page", is_flag=True, help="Do not serve the page for people at /.")
     @click.option("--openapi", is_flag=True, help="Serve /openapi.json and /docs.")
     @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without an API key, for gateways that "
@@ -136,4 +144,14 @@ def _checked_pooling_models(_ctx: click.Context, _param: click.Parameter, values
         _ = FrontendOptions(pooling_model=values).pooling_models
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+    return values
+
+
+def _checked_host_names(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if not _HOST_NAME.fullmatch(value):
+            raise click.BadParameter(
+                f"{value!r} is not a host's name: give the name alone, as in baton.example, without "
+                "scheme, port and path, and with all letters in ASCII"
+            )
     return values

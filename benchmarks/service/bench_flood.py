@@ -86,7 +86,8 @@ def one_connection(start: bytes, chunk: bytes) -> Flood:
 
 def requests(path: str, body: bytes, content_type: str = "application/json") -> Flood:
     """Post the same body again and again."""
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
+    of_body = f"content-type: {content_type}\r\ncontent-length: {len(body)}"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{of_body}\r\n\r\n"
 
     def flood(port: int, sent: Any) -> None:
         while True:
@@ -138,13 +139,13 @@ FLOODS: dict[str, tuple[str, Flood]] = {
     "http: tiny chunks": (
         "http",
         one_connection(
-            b"POST /health HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10_000
+            b"POST /health HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10_000
         ),
     ),
     "http: trailers": (
         "http",
         one_connection(
-            b"POST /health HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"a:\r\n" * 10_000
+            b"POST /health HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"a:\r\n" * 10_000
         ),
     ),
     "http: lists in UTF-16, 8 MiB": (

@@ -19,6 +19,7 @@ from common.parent_death import killed_with
 from scheduler_svc.api_key_file import plain_keys
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, MAX_FILE_BYTES, ApiSettings, create_app
+from scheduler_svc.frontend.http.callers import served_hosts
 from scheduler_svc.frontend.http.server import LISTEN_BACKLOG, ServerSettings, allowed_connections, serve
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.live.hub import LiveHub
@@ -92,7 +93,8 @@ def main(
         log.error("frontend cannot start", error=str(error))
         sys.exit(exit_code_of(error))
     server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, options.max_connections, parent)
-    api_settings = ApiSettings(options, api_keys, max_body_bytes, max_file_bytes, pooling)
+    hosts = served_hosts(listener, options.allowed_host)
+    api_settings = ApiSettings(options, api_keys, max_body_bytes, max_file_bytes, pooling, hosts)
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)

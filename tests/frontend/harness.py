@@ -23,12 +23,18 @@ COMPLETION = {"model": MODEL, "prompt": "x"}
 
 
 class Frontend:
-    """One `python -m scheduler_svc.frontend` on a socket that it inherits, as under the real core."""
+    """One `python -m scheduler_svc.frontend` on a socket that it inherits, as under the real core.
 
-    def __init__(self, core: FakeCore, log_path: Path, *options: str, **environment: str) -> None:
+    Args:
+        bind: the address to listen at.
+    """
+
+    def __init__(
+        self, core: FakeCore, log_path: Path, *options: str, bind: str = "127.0.0.1", **environment: str
+    ) -> None:
         self.core = core
         self.log_path = log_path
-        with socket.create_server(("127.0.0.1", 0)) as listener, self.log_path.open("wb") as log:
+        with socket.create_server((bind, 0)) as listener, self.log_path.open("wb") as log:
             self.address = listener.getsockname()
             self.url = f"http://127.0.0.1:{self.address[1]}"
             # Small, and inherited by connections: a reader that stops reading shows at once.
@@ -70,7 +76,11 @@ class Frontend:
     def begin(self, path: str, body: object, num_submits: int = 1, **headers: str) -> socket.socket:
         """The connection of a request, of which the core has so many parts. The client goes when it is closed."""
         before, content = len(self.core.submits), json.dumps(body).encode()
-        headers = {"host": "x", "content-type": "application/json", "content-length": str(len(content))} | headers
+        headers = {
+            "host": "localhost",
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+        } | headers
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection = socket.create_connection(self.address, timeout=60)
         connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
@@ -88,11 +98,13 @@ class Frontend:
 
 
 @contextlib.contextmanager
-def running_frontend(*options: str, script: Script = echo, **environment: str) -> Iterator[Frontend]:
+def running_frontend(
+    *options: str, script: Script = echo, bind: str = "127.0.0.1", **environment: str
+) -> Iterator[Frontend]:
     """A fake core and a frontend that is ready."""
     with tempfile.TemporaryDirectory() as folder:
         core = FakeCore(Path(folder), script=script)
-        frontend = Frontend(core, Path(folder, "log"), *options, **environment)
+        frontend = Frontend(core, Path(folder, "log"), *options, bind=bind, **environment)
         try:
             frontend.wait_until_ready()
             yield frontend

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from scheduler_svc.frontend.errors import _STATUS_OF_CODE
+from scheduler_svc.frontend.http.callers import PROXY_HEADERS, PROXY_PREFIX
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OPERATIONS
 from scheduler_svc.frontend.requests.batches.schemas import BatchRequest
 from scheduler_svc.frontend.requests.body import _CODE_OF_PYDANTIC_TYPE
@@ -29,10 +30,10 @@ CORE = sorted((ROOT / "scheduler_svc" / "core").rglob("*.py"))
 # Names of HTTP's own headers that the frontend has as texts; those that begin with x- need no list.
 STANDARD_HEADERS = {
     *("authorization", "content-type", "content-encoding", "last-event-id", "retry-after", "www-authenticate", "allow"),
-    *("cache-control", "connection", "request-id", "traceparent", "tracestate"),
+    *("cache-control", "connection", "request-id", "traceparent", "tracestate", "host", "origin", "sec-fetch-site"),
 }
-# A proxy's; one of the page for people; keys of JSON schemas and of OpenAPI.
-NOT_OURS = {"x-forwarded-for", "x-content-type-options", "x-guidance", "x-event-data"}
+# Proxies'; one of the page for people; keys of JSON schemas and of OpenAPI.
+NOT_OURS = PROXY_HEADERS | {PROXY_PREFIX, "x-content-type-options", "x-guidance", "x-event-data"}
 TABLES = {
     "Both endpoints": set(GenerationRequest.model_fields),
     "Completions": set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields),

@@ -39,7 +39,8 @@ def open_stream(frontend: Frontend, body: dict) -> socket.socket:
     """A connection that has sent a request and reads nothing."""
     content = json.dumps(body).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}"
     )
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

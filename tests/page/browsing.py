@@ -44,8 +44,10 @@ def running_browser() -> Iterator["Browser"]:
     if chromium is None:
         pytest.skip("needs a Chromium: apt-get install chromium")
     with api.sync_playwright() as playwright:
-        # Root has no sandbox in a container, and everything that is opened here is our own.
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        # Root has no sandbox in a container, and everything that is opened here is our own. The names that are reserved
+        # for examples lead to this machine, as the owner of a name can have DNS say.
+        arguments = ["--no-sandbox", "--host-resolver-rules=MAP *.example 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
         yield Browser(browser)
         browser.close()
 

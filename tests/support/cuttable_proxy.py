@@ -33,6 +33,10 @@ class CuttableProxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
+    def lead_to(self, target_port: int) -> None:
+        """From now on new connections are forwarded to this port."""
+        self._target_port = target_port
+
     def cut(self) -> None:
         """From now on nothing goes through, in either direction; connections stay open, as far as both ends know."""
         self._loop.call_soon_threadsafe(self._flowing.clear)

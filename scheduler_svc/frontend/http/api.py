@@ -11,6 +11,7 @@ from scheduler_svc.frontend.http.accounts import ClientAccounts
 from scheduler_svc.frontend.http.admin_api import AdminApi
 from scheduler_svc.frontend.http.batches_api import BatchesApi
 from scheduler_svc.frontend.http.body_limit import LimitBody
+from scheduler_svc.frontend.http.callers import Callers
 from scheduler_svc.frontend.http.cors import with_cors
 from scheduler_svc.frontend.http.describe_api import DescribeApi
 from scheduler_svc.frontend.http.embeddings_api import EmbeddingsApi
@@ -53,6 +54,7 @@ class ApiSettings:
         max_body_bytes: limit for a request's body.
         max_file_bytes: limit for a file that is uploaded.
         pooling: models of their own that tasks have.
+        hosts: names by which clients without keys may ask for the service (`callers.served_hosts`); None for every one.
     """
 
     options: FrontendOptions
@@ -60,6 +62,7 @@ class ApiSettings:
     max_body_bytes: int = MAX_BODY_BYTES
     max_file_bytes: int = MAX_FILE_BYTES
     pooling: Mapping[Task, PoolingModel] = field(default_factory=dict)
+    hosts: frozenset[str] | None = None
 
     @property
     def model(self) -> str:
@@ -129,7 +132,8 @@ def create_app(
     # The last one added is the first one asked.
     if tracing is not None:  # requests without a key leave no trace
         app.add_middleware(TraceRequests, tracing=tracing)
-    app.add_middleware(RequireApiKey, api_keys=settings.api_keys, open_paths=open_paths)
+    callers = Callers(settings.hosts, settings.options.cors_origin)
+    app.add_middleware(RequireApiKey, api_keys=settings.api_keys, callers=callers, open_paths=open_paths)
     install_error_handlers(app)
     routes = [route for router in routers for route in router.routes]
     return Traces(with_cors(app, settings.options.cors_origin), routes, link.counts)

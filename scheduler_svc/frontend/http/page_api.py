@@ -12,7 +12,6 @@ from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.accounts import Readers
 from scheduler_svc.frontend.http.live_stream import LiveStream
-from scheduler_svc.frontend.http.middleware import own_origins
 from scheduler_svc.frontend.http.page_about import About, parameters
 from scheduler_svc.frontend.http.page_files import INDEX, PAGE_HEADERS, PageFile, read_page_files
 from scheduler_svc.frontend.http.permissions import client_of, require_status_reader
@@ -110,7 +109,7 @@ class PageApi:
             needs_key=self._needs_key,
             client=client.name if is_known else None,
             may_read_status=is_known and client.may_read_status,
-            is_admin=client.is_admin and (self._needs_key or bool(own_origins(request.headers.get("host", "")))),
+            is_admin=client.is_admin,
             thinks=self._style.thinks,
             calls_tools=self._style.calls != "none",
             parameters=self._parameters,

@@ -18,7 +18,8 @@ def require_admin(request: Request) -> ApiClient:
     if client.is_admin:
         return client
     if not client.id:
-        raise _forbidden("Without API keys only this machine may do this, over loopback and not through a proxy.")
+        message = "Without API keys only this machine may do this, at localhost or a loopback address, without a proxy."
+        raise _forbidden(message)
     raise _forbidden("This API key is no administrator's; 'baton keys api NAME --admin' makes one that is.")
 
 
