@@ -333,6 +333,8 @@ class Client:
                 assert self._world.now >= self._submitted_at + self.submit.timeout_s, f"{name} had time left"
             case "internal_error":
                 assert (self.id, delta.index) in self._witness.guilty, f"{name} ended for failures that were not its"
+            case "invalid_api_key":
+                assert self.id in self._witness.keyless, f"{name} had its key"
             case "capacity_lost" | "unavailable":
                 assert (self.id, delta.index) in self._witness.pools.lost, f"{name} had an executor"
             case "grammars_lost":

@@ -226,6 +226,14 @@ PROFILES = {
         max_tokens=60,
         step_s=(0.01, 0.02, 0.08),
     ),
+    "revocations": Profile(
+        {"revoke": 6.0, "kill": 2.0, "kill_scheduler": 1.0, "hang_up": 2.0, "move": 1.0, "cancel": 1.0, "flood": 1.0},
+        num_faults=(2, 6),
+        requests=(3, 8),
+        journal=0.7,
+        max_tokens=60,
+        step_s=(0.01, 0.02, 0.08),
+    ),
     "flood": Profile({**CLIENTS, "flood": 6.0, "kill": 1.0}, max_waiting=6, requests=(3, 8), max_tokens=8),
     "hostile": Profile({**HOSTILE, "kill": 1.0}, num_faults=(2, 6)),
     "keepers": Profile(

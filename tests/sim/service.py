@@ -253,6 +253,8 @@ class _WatchedCore(Core):
 
     def from_frontend(self, peer: Peer, message: m.FrontendToCore, now: float) -> list[Action]:
         self._cpu_s += {m.Submit: SUBMIT_S, m.Cancel: CANCEL_S}.get(type(message), MESSAGE_S)
+        if isinstance(message, m.Revoke):
+            self._witness.revoked(self, message.client, now)
         if not isinstance(message, m.Submit):
             return super().from_frontend(peer, message, now)
         expected = self._witness.expected_refusal(self, message, now)

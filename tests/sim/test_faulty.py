@@ -61,6 +61,20 @@ def gives_results_to_the_wrong_sequences(monkeypatch):
     monkeypatch.setattr(plan_answer, "take_results", shifted)
 
 
+# --- keys ---
+
+
+@fault("revocations")
+def ends_what_others_have_open_with_a_key(monkeypatch):
+    monkeypatch.setattr(RequestTable, "open_of", lambda self, client: [*self._open.values()][:1])
+
+
+@fault("revocations")
+def ends_only_what_is_read_when_a_key_is_revoked(monkeypatch):
+    open_of = RequestTable.open_of
+    monkeypatch.setattr(RequestTable, "open_of", lambda self, client: [r for r in open_of(self, client) if r.peer])
+
+
 # --- the journal ---
 
 

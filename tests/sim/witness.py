@@ -82,6 +82,8 @@ class Witness:
         life_began: when the scheduler started last.
         deaths: of the scheduler.
         refused: request ids, with the codes that they were refused with.
+        keyless: requests of clients whose keys were revoked, with the core's time by which they end; infinity for those
+            that came a moment later, which may end as well.
         guilty: sequences that had a part in too many failures in a row.
         moments: what happened, and how often.
         libraries: what is known of those that executors mask tokens by.
@@ -102,6 +104,8 @@ class Witness:
         self.tokens = TokenBook(world, self.moments)
         self.pools = PoolBook(pool_grace_s, adoption_wait_s, self.moments, self.libraries)
         self.adoptions = AdoptionBook(self.moments, is_roomy=is_roomy)
+        self.keyless: dict[str, float] = {}
+        self._keyless_until: dict[str, float] = {}  # clients that were just revoked
         self._told: dict[tuple[str, int], _Told] = {}
         self._plain: set[str] = set()  # requests that are not in the journal
         self._pooled: set[str] = set()  # requests for results, which are not in the journal
@@ -219,7 +223,8 @@ class Witness:
                 self._spoken[sequence] = None
 
     def ended(self, core: Core) -> None:
-        """A scheduler has died."""
+        """A scheduler has died. The next one does not know whose keys were revoked: nobody comes for their requests."""
+        self.keyless = dict.fromkeys(self.keyless, math.inf)
         self.count(core)
         self.deaths.append(Death(self._world.now, core.requests.group_commit.state is JournalState.OK))
 
@@ -299,6 +304,9 @@ class Witness:
             self.moments["accepted"] += 1
             self.pools.submitted(core, submit, self.pools.max_tokens(submit))
             self._claimed[submit.request_id] = None
+            self.keyless.pop(submit.request_id, None)  # it is another one
+            if self._keyless_until.get(submit.client, -math.inf) > self._last_turn:
+                self.keyless[submit.request_id] = math.inf
             if not submit.is_resumable:
                 self._plain.add(submit.request_id)
             elif submit.params.pooling != "none":
@@ -349,6 +357,13 @@ class Witness:
                 epoch = facts["epoch"]
                 self._stay[epoch] = [s for s in core.scheduler if s.epoch == epoch]
 
+    def revoked(self, core: Core, client: str, now: float) -> None:
+        """The core is told that the key of a client is gone."""
+        self.moments["revoked"] += 1
+        self._keyless_until[client] = now + TOO_LATE_S
+        for request in core.requests.table.open_of(client):
+            self.keyless[request.id] = min(self.keyless.get(request.id, math.inf), now + TOO_LATE_S)
+
     def turned(self, now: float) -> None:
         """The core goes on. After a pause, in which it heard no peer, peers that gave it up are not to blame."""
         if now - self._last_turn > PAUSE_S:
@@ -380,6 +395,8 @@ class Witness:
         for sequence in core.scheduler:
             is_in_time = sequence.deadline is None or sequence.deadline + TOO_LATE_S > now
             assert is_in_time, f"{sequence.request_id} outlives its deadline"
+            has_key = self.keyless.get(sequence.request_id, math.inf) > now
+            assert has_key, f"{sequence.request_id} outlives its key"
 
     def look_at_journal(self, core: Core, false_since: float | None) -> None:
         """A look at a moment between two turns, for a journal that has not what was written since then."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from common import messages as m
 from tests.sim.clients import Client, State
 from tests.sim.faults.scene import Scene, moment
 
@@ -51,6 +52,18 @@ def twin(scene: Scene, rng: Random) -> bool:
 def attach_unknown(scene: Scene, rng: Random) -> bool:
     """A client attaches to a request that never was."""
     scene.call_unknown()
+    return True
+
+
+def revoke(scene: Scene, rng: Random) -> bool:
+    """The key of a client is revoked: several frontends say so, one after the other."""
+    up = [frontend for frontend in scene.frontends if frontend.is_up]
+    names = sorted({client.submit.client for client in scene.clients if client.submit.client and not client.is_settled})
+    if not up or not names:
+        return False
+    name = rng.choice(names)
+    for frontend in rng.sample(up, rng.randint(1, len(up))):
+        scene.world.after(rng.uniform(0.0, 0.1), frontend.tell, m.Revoke(client=name))
     return True
 
 
@@ -109,6 +122,6 @@ def reset_frontend(scene: Scene, rng: Random) -> bool:
 
 
 KINDS = (
-    *(hang_up, move, quit_, cancel, twin, attach_unknown, flood, never_return),
+    *(hang_up, move, quit_, cancel, twin, attach_unknown, revoke, flood, never_return),
     *(kill_frontend, delay_frontend, freeze_frontend, slow_reader, reset_frontend),
 )
