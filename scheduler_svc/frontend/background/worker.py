@@ -21,7 +21,7 @@ from scheduler_svc.frontend.tracing.tracing import Tracing
 from scheduler_svc.store import responses
 from scheduler_svc.store.database import data_version
 from scheduler_svc.store.errors import NotFound
-from scheduler_svc.store.records import OpenResponse
+from scheduler_svc.store.records import OPEN_RESPONSE, OpenResponse
 from scheduler_svc.store.store_thread import SERVICE, StoreThread
 
 RESCAN_S = 5.0  # between two looks at the store, for what a frontend could not tell
@@ -213,7 +213,8 @@ class Worker:
         """
         client = self._keys.of_id(name[0])
         if client is None:
-            return OF_OWNER
+            status = await self._patient.ask(name[0], responses.get_status, *name, time.time())
+            return OF_OWNER if status in OPEN_RESPONSE else ""
         encoded = await self._patient.ask(name[0], responses.begin, *name, time.time())
         if not encoded or place.is_cancelled:
             return ""

@@ -391,6 +391,18 @@ async def test_the_work_of_an_owner_without_a_key_waits_until_it_has_one_again(t
 
 
 @in_event_loop
+async def test_what_ends_while_its_owner_has_no_key_is_forgotten(tmp_path: Path):
+    keys = Keys()
+    keys.taken.add("ann")
+    async with linked_core(tmp_path, say(WORDS)) as (core, link), working(link, tmp_path, keys=keys) as (made, store):
+        await keep(store, owner="ann")
+        made.start("ann", ID)
+        await made.cancel("ann", ID)
+        await until(lambda: not made._places)
+    assert not core.submits
+
+
+@in_event_loop
 async def test_a_revoked_owner_s_responses_end_and_do_not_begin_anew(tmp_path: Path, monkeypatch):
     """Those that run, and those that wait; the worker need not look at its keys for that."""
     monkeypatch.setattr(turns, "MOST", 1)
