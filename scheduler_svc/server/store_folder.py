@@ -63,9 +63,7 @@ class StoreFolder:
     def _take_over(self, connection: Connection, client_ids: Mapping[str, str]) -> None:
         taken, left = owners.take_over(connection, client_ids)
         if taken or left:
-            log.info(
-                "the store's records belong to ids of keys now, and not to names", owners=taken, names_without_key=left
-            )
+            log.info("stored records belong to ids of keys now, not to names", owners=taken, names_without_key=left)
 
     def close(self) -> None:
         """Let another scheduler have it."""
