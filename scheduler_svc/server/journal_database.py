@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import BatonError
+from common.trust import why_untrusted
 from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
 
 APPLICATION_ID = 0x4261746E  # "Batn": tells our file from another program's
@@ -60,7 +61,8 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
 
     Raises:
         DamagedError: the file is ours and broken.
-        JournalError: it cannot be opened, or belongs to another program or version.
+        JournalError: it cannot be opened, belongs to another program or version, or another user could have put one of
+            its files there.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # no other user may read prompts
@@ -72,6 +74,7 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
         raise JournalError(f"journal {path} cannot be opened: {error.strerror}") from error
     connection = _open(path)
     try:
+        require_trusted(path)  # also what has come since the lock was taken
         _prepare(connection, path, durable=durable, is_ours=is_ours)
     except JournalError:
         connection.close()
@@ -138,6 +141,17 @@ def read_rows(connection: sqlite3.Connection) -> tuple[list[Row], str]:
 def beside(path: Path, suffix: str) -> Path:
     """`path` with something added to its name."""
     return path.with_name(path.name + suffix)
+
+
+def require_trusted(path: Path) -> None:
+    """Check the files of a journal, as far as they are there, and the folder.
+
+    Raises:
+        JournalError: another user could have put one of them there, or could change or read it.
+    """
+    for each in (path.parent, *(beside(path, suffix) for suffix in ("", "-wal", "-journal", ".lock"))):
+        if fault := why_untrusted(each, is_private=True):
+            raise JournalError(f"journal {path} is refused: {fault}; or name another file by --journal")
 
 
 def move_aside(path: Path) -> Path:

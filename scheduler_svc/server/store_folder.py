@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.logging import get_logger
 from scheduler_svc.store import batches, responses
-from scheduler_svc.store.database import connect
+from scheduler_svc.store.database import FILE_NAMES, connect, require_trusted
 from scheduler_svc.store.errors import StoreError
 from scheduler_svc.worker_socket import NAME, WorkerSocketPath
 
@@ -30,7 +30,7 @@ class StoreFolder:
         is_stopping: whether to wait no longer for another scheduler to end.
 
     Raises:
-        StoreError: it cannot be opened, or another scheduler has it.
+        StoreError: it cannot be opened, another scheduler has it, or another user could have put a file of it there.
 
     Attributes:
         has_work: whether there is something for the background worker.
@@ -57,6 +57,7 @@ class StoreFolder:
 
 def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
     """Lock the folder. The kernel releases the lock when the process dies, however it dies."""
+    require_trusted(folder, (LOCK_NAME, NAME, *FILE_NAMES))  # before anything is made there
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -80,12 +81,13 @@ def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
 
 
 def _listen(folder: Path) -> socket.socket:
-    """A listening socket, in a folder that is this user's alone."""
+    """A listening socket for this user alone."""
     (folder / NAME).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     place = WorkerSocketPath(folder)
     try:
         listener.bind(place.path)
+        os.chmod(place.path, 0o600)  # what asks there is not asked for a key
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)

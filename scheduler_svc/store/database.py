@@ -4,16 +4,18 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
+from common.trust import why_untrusted
 from scheduler_svc.store.errors import StoreBusy, StoreDamaged, StoreError
 from scheduler_svc.store.schema import APPLICATION_ID, STEPS
 
 FILE_NAME = "store.db"
+FILE_NAMES = tuple(FILE_NAME + suffix for suffix in ("", "-wal", "-shm", "-journal", ".lock"))
 BUSY_TIMEOUT_S = 10.0  # a writer waits that long for the transactions of others
 OPEN_TIMEOUT_S = 30.0  # for others that open or migrate the store
 CHECKPOINT_PAGES = 1000  # of 4 KiB in the write-ahead log until they are copied into the database
@@ -34,10 +36,11 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
 
     Raises:
         StoreDamaged: the file is ours and broken.
-        StoreError: it cannot be opened, belongs to another program or to a newer release, or others are opening it
-            for more than `OPEN_TIMEOUT_S`.
+        StoreError: it cannot be opened, belongs to another program or to a newer release, another user could have put
+            it there or can read it, or others are opening it for more than `OPEN_TIMEOUT_S`.
     """
     path = folder / FILE_NAME
+    require_trusted(folder, FILE_NAMES)  # before anything is made there
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # no other user may read it
@@ -45,6 +48,7 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
     except OSError as error:
         raise StoreError(f"store {path} cannot be opened: {error.strerror}") from error
     try:
+        require_trusted(folder, FILE_NAMES)  # where others may make files, they could have done it meanwhile
         _lock(lock_fd, path)  # a change of the mode or of the version is for one process
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
@@ -57,6 +61,17 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
     finally:
         os.close(lock_fd)
     return connection
+
+
+def require_trusted(folder: Path, names: Iterable[str] = ()) -> None:
+    """Check the folder of a store, and files in it. What is not there is not looked at.
+
+    Raises:
+        StoreError: another user could have put one of them there, or could change or read it.
+    """
+    for path in (folder, *(folder / name for name in names)):
+        if fault := why_untrusted(path, is_private=True):
+            raise StoreError(f"store {folder} is refused: {fault}; or name another folder by --store")
 
 
 @contextmanager
