@@ -100,7 +100,18 @@ FLOORS = {
         "errors",
     ],
     "scheduler_svc/store": [
-        *("store_thread", "check", "sweep", "batch_results", "batches", "files", "responses", "quotas", "database"),
+        *(
+            "store_thread",
+            "check",
+            "sweep",
+            "batch_results",
+            "batches",
+            "files",
+            "responses",
+            "quotas",
+            "open_store",
+            "database",
+        ),
         *("schema", "records", "errors"),
     ],
     "scheduler_svc/client": [

@@ -2,13 +2,13 @@
 
 import os
 import sqlite3
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common import set_aside
 from common.errors import BatonError
+from common.set_aside import beside
 from common.trust import why_untrusted
 from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
 
@@ -138,11 +138,6 @@ def read_rows(connection: sqlite3.Connection) -> tuple[list[Row], str]:
     return [found[number] for number in numbers], reason
 
 
-def beside(path: Path, suffix: str) -> Path:
-    """`path` with something added to its name."""
-    return path.with_name(path.name + suffix)
-
-
 def require_trusted(path: Path) -> None:
     """Check the files of a journal, as far as they are there, and the folder.
 
@@ -155,26 +150,15 @@ def require_trusted(path: Path) -> None:
 
 
 def move_aside(path: Path) -> Path:
-    """Rename the database and its log, as far as they are there, so that they can still be looked at together.
-
-    Returns:
-        The database's new name.
+    """Rename the database and its log. Returns the database's new name.
 
     Raises:
         JournalError: the folder does not let us.
     """
-    name = f".corrupt-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    moved_to, count = beside(path, name), 1
-    while moved_to.exists() or beside(moved_to, "-wal").exists():
-        count += 1
-        moved_to = beside(path, f"{name}-{count}")
     try:
-        for suffix in ("", "-wal"):
-            with suppress(FileNotFoundError):
-                beside(path, suffix).rename(beside(moved_to, suffix))
+        return set_aside.move_aside(path, ("-wal",))
     except OSError as error:
         raise JournalError(f"journal {path} is damaged and cannot be moved aside: {error.strerror}") from error
-    return moved_to
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -6,7 +6,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from scheduler_svc.server.journal_database import JournalError, beside, require_trusted
+from common.set_aside import beside
+from scheduler_svc.server.journal_database import JournalError, require_trusted
 
 
 def lock(path: Path) -> int:

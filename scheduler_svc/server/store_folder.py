@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from sqlite3 import Connection
 
 from common.logging import get_logger
 from scheduler_svc.store import batches, responses
-from scheduler_svc.store.database import FILE_NAMES, connect, require_trusted
-from scheduler_svc.store.errors import StoreError
+from scheduler_svc.store.database import FILE_NAMES, require_trusted
+from scheduler_svc.store.errors import StoreDamaged, StoreError
+from scheduler_svc.store.open_store import OpenStore
 from scheduler_svc.worker_socket import NAME, WorkerSocketPath
 
 LOCK_NAME = "scheduler.lock"
@@ -40,10 +42,8 @@ class StoreFolder:
     def __init__(self, folder: Path, *, durable: bool, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._lock = _lock(folder, is_stopping)  # before anything is read or changed: another one may have it
         try:
-            with closing(connect(folder, durable=durable)) as connection:
-                now = time.time()
-                has_response = responses.open_background(connection, now, limit=1)
-                self.has_work = bool(has_response or batches.open_batches(connection, now, limit=1))
+            with closing(OpenStore(folder, durable=durable, makes=True)) as store:
+                self.has_work = _has_work(store)
             self.listener = _listen(folder)
         except BaseException:
             os.close(self._lock)
@@ -53,6 +53,18 @@ class StoreFolder:
         """Let another scheduler have it."""
         self.listener.close()
         os.close(self._lock)
+
+
+def _has_work(store: OpenStore) -> bool:
+    def look(connection: Connection) -> bool:
+        now = time.time()
+        has_response = responses.open_background(connection, now, limit=1)
+        return bool(has_response or batches.open_batches(connection, now, limit=1))
+
+    try:
+        return store.call(look)
+    except StoreDamaged:
+        return store.call(look)  # in the new one
 
 
 def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:

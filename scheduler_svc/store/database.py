@@ -15,12 +15,15 @@ from scheduler_svc.store.errors import StoreBusy, StoreDamaged, StoreError
 from scheduler_svc.store.schema import APPLICATION_ID, STEPS
 
 FILE_NAME = "store.db"
-FILE_NAMES = tuple(FILE_NAME + suffix for suffix in ("", "-wal", "-shm", "-journal", ".lock"))
+USERS_NAME = f"{FILE_NAME}.users"  # locked by those who keep it open
+MARK_NAME = f"{FILE_NAME}.damaged"  # is there while a damaged one is still to be moved aside
+FILE_NAMES = (*(FILE_NAME + suffix for suffix in ("", "-wal", "-shm", "-journal", ".lock")), USERS_NAME, MARK_NAME)
 BUSY_TIMEOUT_S = 10.0  # a writer waits that long for the transactions of others
 OPEN_TIMEOUT_S = 30.0  # for others that open or migrate the store
 CHECKPOINT_PAGES = 1000  # of 4 KiB in the write-ahead log until they are copied into the database
 MAX_LOG_BYTES = 16 << 20  # a log that grew beyond is cut after its checkpoint
 
+_ID_OFFSET = 68  # of the application's id in the header of an SQLite file
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
@@ -57,7 +60,10 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
             connection.close()
             raise
     except sqlite3.Error as error:
-        raise explained(error, f"store {path} cannot be opened") from error
+        told = explained(error, f"store {path} cannot be opened")
+        if isinstance(told, StoreDamaged) and not _has_our_id(path):
+            told = StoreError(f"{path} is not a store: {error}; move it away, or name another folder by --store")
+        raise told from error
     finally:
         os.close(lock_fd)
     return connection
@@ -114,6 +120,12 @@ def explained(error: sqlite3.Error, what: str) -> StoreError:
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     kind = StoreBusy if code in _BUSY else StoreDamaged if code in _DAMAGED else StoreError
     return kind(f"{what}: {error} ({name})")
+
+
+def _has_our_id(path: Path) -> bool:
+    """Whether the header of a file that SQLite cannot read still says that it is ours."""
+    with path.open("rb") as file:
+        return file.read(_ID_OFFSET + 4)[_ID_OFFSET:] == APPLICATION_ID.to_bytes(4)
 
 
 def _lock(lock_fd: int, path: Path) -> None:

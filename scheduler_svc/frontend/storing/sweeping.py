@@ -5,7 +5,7 @@ import contextlib
 import time
 
 from common.logging import get_logger
-from scheduler_svc.store.errors import StoreError
+from scheduler_svc.store.errors import StoreDamaged, StoreError, StoreGone
 from scheduler_svc.store.store_thread import SERVICE, StoreThread
 from scheduler_svc.store.sweep import sweep
 
@@ -42,6 +42,8 @@ class Sweeper:
         """One call. Returns whether there is more to do."""
         try:
             return (await self._thread.run(SERVICE, sweep, time.time())).is_more
+        except (StoreGone, StoreDamaged):
+            return False  # the thread has logged it
         except StoreError as error:
             log.error("the store cannot be swept", reason=str(error))
             return False
