@@ -15,6 +15,7 @@ from scheduler_svc.store import batches, responses
 from scheduler_svc.store.database import FILE_NAMES, require_trusted
 from scheduler_svc.store.errors import StoreDamaged, StoreError
 from scheduler_svc.store.open_store import OpenStore
+from scheduler_svc.store.store_clock import StoreClock
 from scheduler_svc.worker_socket import NAME, WorkerSocketPath
 
 LOCK_NAME = "scheduler.lock"
@@ -57,7 +58,9 @@ class StoreFolder:
 
 def _has_work(store: OpenStore) -> bool:
     def look(connection: Connection) -> bool:
-        now = time.time()
+        clock = StoreClock()
+        clock.keep(connection)
+        now = clock.now()
         has_response = responses.open_background(connection, now, limit=1)
         return bool(has_response or batches.open_batches(connection, now, limit=1))
 

@@ -115,4 +115,11 @@ DROP TRIGGER batches_added; DROP TRIGGER batches_changed; DROP TRIGGER batches_r
 CREATE INDEX files_of_purpose ON files (owner, purpose, created_at, file_id) WHERE is_complete;
 """
 
-STEPS = (_FIRST, _SECOND)  # STEPS[n] leads from version n to version n + 1
+# What the clocks showed when the store was last looked at, and by how much the wall's is held back: one row, or none.
+_CLOCK = """
+CREATE TABLE clock (
+    key INTEGER PRIMARY KEY CHECK (key = 1), wall_s REAL NOT NULL, uptime_s REAL NOT NULL, boot BLOB NOT NULL,
+    held_s REAL NOT NULL, hold_left_s REAL NOT NULL);
+"""
+
+STEPS = (_FIRST, _SECOND, _CLOCK)  # STEPS[n] leads from version n to version n + 1

@@ -4,14 +4,17 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Concatenate, ParamSpec, TypeVar
 
+from common.clocks import Clocks, read_clocks
 from scheduler_svc.fair_queue import FairQueue, QueueFull
-from scheduler_svc.store.errors import StoreBusy, StoreClosed
+from scheduler_svc.store.errors import StoreBusy, StoreClosed, StoreError
 from scheduler_svc.store.open_store import OpenStore
+from scheduler_svc.store.store_clock import StoreClock
 
 MAX_CALLS = 1024  # of an owner that is alone, some ms each; a quarter of them beside three others
 CLOSE_TIMEOUT_S = 15.0
@@ -32,13 +35,28 @@ class StoreThread:
         makes: as for `OpenStore`.
         durable: whether each transaction waits until the disk has it.
         max_calls: how many may wait or run, as in `FairQueue`.
+        clocks: what the machine's clocks show.
 
     Raises:
         StoreError: the store cannot be opened.
+
+    Attributes:
+        clock: by which records expire.
     """
 
-    def __init__(self, folder: Path, *, durable: bool = False, makes: bool = True, max_calls: int = MAX_CALLS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        durable: bool = False,
+        makes: bool = True,
+        max_calls: int = MAX_CALLS,
+        clocks: Callable[[], Clocks] = read_clocks,
+    ) -> None:
         self._store = OpenStore(folder, durable=durable, makes=makes)
+        self.clock = StoreClock(clocks)
+        with suppress(StoreError):  # a disk that is full now does not keep a process from starting
+            self._store.call(self.clock.keep)
         self._calls = FairQueue(max_calls)
         self._tickets: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each call; False ends the thread
         self._lock = threading.Lock()

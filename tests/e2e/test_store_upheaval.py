@@ -1,6 +1,7 @@
 """The disk under a running service: a store that is damaged or taken away is told by name, and nothing else fails."""
 
 import contextlib
+import os
 from pathlib import Path
 
 import httpx
@@ -13,8 +14,26 @@ from tests.support.eventually import eventually
 FRONTENDS = 2
 
 
+JUMP = """
+import os, time
+wall, at = time.time, os.environ["WALL_AHEAD"]
+time.time = lambda: wall() + float(open(at).read())
+"""  # a sitecustomize, for all processes of a service: the wall's clock shows so many seconds more
+
+
 @pytest.fixture
-def service(tmp_path):
+def ahead(tmp_path, monkeypatch):
+    """A file with the seconds by which a service's clock is ahead."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(JUMP)
+    (tmp_path / "ahead").write_text("0")
+    monkeypatch.setenv("WALL_AHEAD", str(tmp_path / "ahead"))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{os.environ.get('PYTHONPATH', '')}")
+    return tmp_path / "ahead"
+
+
+@pytest.fixture
+def service(tmp_path, ahead):
     """A client of a service whose executor computes nothing, so that responses in the background stay open. Each
     request takes a connection of its own: both frontends are asked."""
     port, executor_port = free_ports(2)
@@ -53,23 +72,43 @@ def error_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
+def test_a_clock_that_jumps_a_month_ahead_deletes_nothing(service, tmp_path, ahead):
+    file_id, other_id = (upload(service).json()["id"] for _ in range(2))
+    waiting = respond(service).json()["id"]
+    ahead.write_text(str(40 * 86_400))
+    service.delete(f"/v1/files/{other_id}")  # which wakes a sweep
+    eventually(lambda: "the clock has jumped ahead" in log(tmp_path))
+    for _ in range(6):
+        assert service.get(f"/v1/files/{file_id}").status_code == 200
+        assert service.get(f"/v1/responses/{waiting}").json()["status"] in ("queued", "in_progress")
+    new_id = upload(service).json()["id"]
+    ahead.write_text("0")
+    service.delete(f"/v1/files/{new_id}")
+    eventually(lambda: "the clock is believed again" in log(tmp_path))
+    assert service.get(f"/v1/files/{file_id}").status_code == 200
+    said = log(tmp_path)
+    assert said.count("the clock has jumped ahead") == said.count("the clock is believed again") == 1
+
+
 def test_a_damaged_store_is_replaced_under_load(service, tmp_path):
     waiting = respond(service).json()["id"]
     eventually(lambda: service.get(f"/v1/responses/{waiting}").json()["status"] == "in_progress")
     file_id = upload(service, 8 << 20).json()["id"]  # more than is in a log, or in the cache of a connection
     path = tmp_path / "journal.store" / "store.db"
     with path.open("r+b") as file:
-        file.seek(4096)
+        file.seek(path.stat().st_size // 2)
         file.write(b"\xff" * path.stat().st_size)
+    with pytest.raises(httpx.RemoteProtocolError):  # what was sent ends where the file is broken
+        service.get(f"/v1/files/{file_id}/content")
+    assert "the rest of a file cannot be read" in log(tmp_path)
     told = []
 
     def is_replaced() -> bool:
-        with contextlib.suppress(httpx.RemoteProtocolError):  # the file ends where it is broken
-            told.append(service.get(f"/v1/files/{file_id}/content"))
+        told.append(service.get(f"/v1/files/{file_id}"))
         return "a new store is begun" in log(tmp_path)
 
     eventually(is_replaced)
-    assert {answer.status_code for answer in told} <= {200, 404, 503}
+    assert {answer.status_code for answer in told} <= {404, 503}
     eventually(lambda: upload(service).status_code == 200)
     for _ in range(6):
         assert upload(service).status_code == 200

@@ -138,7 +138,7 @@ def test_a_file_that_nothing_says_is_ours_is_refused_and_left_as_it_is(tmp_path)
 def test_lost_tables_are_damage(tmp_path):
     with closing(connect(tmp_path)) as store:
         store.execute("DROP TRIGGER files_removed")
-    with pytest.raises(StoreDamaged, match="its tables are not those of version 2"):
+    with pytest.raises(StoreDamaged, match=f"its tables are not those of version {len(STEPS)}"):
         connect(tmp_path)
 
 

@@ -29,6 +29,10 @@ class PatientStore:
         self._thread = thread
         self._retry_s = retry_s
 
+    def now(self) -> float:
+        """The time by which records expire, in Unix seconds."""
+        return self._thread.clock.now()
+
     async def ask(
         self, owner: str, function: Callable[Concatenate[Connection, P], Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> Result:

@@ -93,7 +93,8 @@ async def serve(
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether uvicorn's line says more than ours: an ApiError in a body that has begun was logged, and broke it off."""
-    return not (record.exc_info and isinstance(record.exc_info[1], ApiError))
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error and error.__cause__, ApiError)  # Starlette's own says that it was too late to answer
 
 
 def http_config(app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts) -> uvicorn.Config:

@@ -41,7 +41,8 @@ class Sweeper:
     async def _sweep(self) -> bool:
         """One call. Returns whether there is more to do."""
         try:
-            return (await self._thread.run(SERVICE, sweep, time.time())).is_more
+            await self._thread.run(SERVICE, self._thread.clock.keep)
+            return (await self._thread.run(SERVICE, sweep, self._thread.clock.now())).is_more
         except (StoreGone, StoreDamaged):
             return False  # the thread has logged it
         except StoreError as error:
