@@ -52,14 +52,17 @@ def why_foreign(path: Path, status: os.stat_result) -> str | None:
     return f"{path} belongs to user {status.st_uid}, not to root or user {os.geteuid()}, who reads it"
 
 
-def why_changeable(path: Path, status: os.stat_result, *, spares_own_group: bool = True) -> str | None:
+def why_changeable(
+    path: Path, status: os.stat_result, *, spares_own_group: bool = True, spares_sticky: bool = True
+) -> str | None:
     """Say so if others may write a file, or may add, rename and remove what is in a folder.
 
     Args:
         spares_own_group: a group in which there is only this user may.
+        spares_sticky: others may add to a folder with the sticky bit, as every file in there is looked at.
     """
     mode = status.st_mode
-    if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
+    if stat.S_ISLNK(mode) or (spares_sticky and stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
         return None
     others = mode & OTHERS_WRITE
     if others == stat.S_IWGRP and spares_own_group and _is_own_group(status.st_gid):

@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from common.trust import why_untrusted
+from common.trust import why_changeable, why_untrusted
 from scheduler_svc.store.errors import StoreBusy, StoreDamaged, StoreError
 from scheduler_svc.store.schema import APPLICATION_ID, STEPS
 
@@ -51,7 +51,7 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
     except OSError as error:
         raise StoreError(f"store {path} cannot be opened: {error.strerror}") from error
     try:
-        require_trusted(folder, FILE_NAMES)  # where others may make files, they could have done it meanwhile
+        require_trusted(folder, FILE_NAMES)  # another user may have been faster to make the folder, in /tmp for example
         _lock(lock_fd, path)  # a change of the mode or of the version is for one process
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
@@ -69,15 +69,19 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
     return connection
 
 
-def require_trusted(folder: Path, names: Iterable[str] = ()) -> None:
-    """Check the folder of a store, and files in it. What is not there is not looked at.
+def require_trusted(folder: Path, names: Iterable[str]) -> None:
+    """Check the folder of a store, in which no other user may make files, and files in it. What is not there is not
+    looked at.
 
     Raises:
         StoreError: another user could have put one of them there, or could change or read it.
     """
-    for path in (folder, *(folder / name for name in names)):
-        if fault := why_untrusted(path, is_private=True):
-            raise StoreError(f"store {folder} is refused: {fault}; or name another folder by --store")
+    faults = (why_untrusted(path, is_private=True) for path in (folder, *(folder / name for name in names)))
+    fault = next(filter(None, faults), None)
+    if fault is None and folder.is_dir():
+        fault = why_changeable(folder, folder.stat(), spares_sticky=False)
+    if fault is not None:
+        raise StoreError(f"store {folder} is refused: {fault}; or name another folder by --store")
 
 
 @contextmanager

@@ -112,6 +112,9 @@ class OpenStore:
         except StoreDamaged as damage:
             self._met_damage(damage)
             raise
+        except OSError as error:  # of the lock; or the file has gone meanwhile, as the next call says
+            self.close()
+            raise StoreError(f"store {self._path} cannot be opened: {error.strerror}") from error
         except BaseException:
             self.close()
             raise
@@ -154,6 +157,8 @@ class OpenStore:
             alone = self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreDamaged(f"store {self._path} is damaged, and about to be moved aside") from None
+        except OSError as error:
+            raise self._immovable(error) from error
         try:
             if not self._mark.exists():
                 return  # another process was faster
@@ -163,27 +168,24 @@ class OpenStore:
             self._begin_anew()
             self._mark.unlink()
         except OSError as error:
-            message = f"store {self._path} is damaged and cannot be moved aside: {error.strerror}"
-            raise StoreDamaged(message) from error
+            raise self._immovable(error) from error
         finally:
             os.close(alone)
+
+    def _immovable(self, error: OSError) -> StoreDamaged:
+        return StoreDamaged(f"store {self._path} is damaged and cannot be moved aside: {error.strerror}")
 
     def _begin_anew(self) -> None:
         try:
             connect(self._folder, durable=self._durable).close()
-        except (
-            BaseException
-        ):  # on a full disk, for example: the next try must not take what is left for the damaged one
+        except BaseException:  # a full disk, for example; what is left is not to be taken for the damaged one
             for suffix in ("", *_BESIDE):
                 beside(self._path, suffix).unlink(missing_ok=True)
             raise
 
     def _lock(self, kind: int) -> int:
         """A descriptor that holds the lock of those who have the file open. Waits for one who moves it, some ms."""
-        try:
-            fd = os.open(self._folder / USERS_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreGone(f"store {self._path} is gone: {error.strerror}") from error
+        fd = os.open(self._folder / USERS_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, kind)
         except BaseException:
