@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from common.errors import KeeperError
-from common.trust import first_of_ours, why_not_ours_alone
+from common.trust import can_be_ours, first_of_ours, why_not_ours_alone
 
 NAME = "keeper.sock"
 MAX_PATH_BYTES = 107  # of a socket, on Linux
@@ -16,14 +16,21 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid; SO_PEERCRED
 
 
 def default_socket() -> Path:
-    """`keeper.sock` in the first of these folders that is this user's alone, or can be made: `$XDG_RUNTIME_DIR/baton`,
-    `/tmp/baton-UID`, `~/.baton`. One in which a socket is already comes first, so that keeper, executors and client
-    find the same one. Anyone could have made the folder in /tmp before, so it is not the last."""
+    """`keeper.sock` in `$XDG_RUNTIME_DIR/baton`, or where that cannot be used in `/tmp/baton-UID` or `~/.baton`.
+
+    Anyone could have made the folder in /tmp before, so it is not the last. Of the two, the one in which there is a
+    socket comes first, so that keeper, executors and client find the same one.
+    """
     runtime_dir, home = os.environ.get("XDG_RUNTIME_DIR"), os.path.expanduser("~")  # "~" for a user without one
-    folders = [Path(runtime_dir, "baton")] if runtime_dir else []
-    folders += [Path(f"/tmp/baton-{os.geteuid()}"), Path(home, ".baton")]  # noqa: S108  (checked)
-    short = [folder for folder in folders if len(os.fsencode(folder / NAME)) <= MAX_PATH_BYTES]
-    return first_of_ours([folder for folder in short if folder.is_absolute()], NAME) / NAME
+    if runtime_dir and _is_usable(folder := Path(runtime_dir, "baton")):
+        return folder / NAME
+    usual, other = Path(f"/tmp/baton-{os.geteuid()}"), Path(home, ".baton")  # noqa: S108  (checked)
+    return first_of_ours([usual, other] if _is_usable(other) else [usual], NAME) / NAME
+
+
+def _is_usable(folder: Path) -> bool:
+    fits = folder.is_absolute() and len(os.fsencode(folder / NAME)) <= MAX_PATH_BYTES
+    return fits and can_be_ours(folder)
 
 
 def require_linux() -> None:

@@ -96,14 +96,16 @@ def first_of_ours(folders: Sequence[Path], holds: str) -> Path:
         The first place that is this user's alone or can be made so, or the first of all if there is none, so that the
         message about it names the usual place.
     """
-    usable = [folder for folder in folders if why_not_ours_alone(folder) is None]
-    if found := next((folder for folder in usable if os.path.lexists(folder / holds)), None):
-        return found
-    return next((folder for folder in folders if folder in usable or _can_be_made(folder)), folders[0])
+    usable = [folder for folder in folders if can_be_ours(folder)]
+    found = (folder for folder in usable if os.path.lexists(folder / holds))
+    return next(found, usable[0] if usable else folders[0])
 
 
-def _can_be_made(folder: Path) -> bool:
-    return not os.path.lexists(folder) and os.access(folder.parent, os.W_OK | os.X_OK)
+def can_be_ours(folder: Path) -> bool:
+    """Whether a folder is this user's alone, or can be made so, as it is all that is missing."""
+    if os.path.lexists(folder):
+        return why_not_ours_alone(folder) is None
+    return os.access(folder.parent, os.W_OK | os.X_OK)
 
 
 def _way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
