@@ -24,6 +24,7 @@ import zmq.auth
 from zmq.utils import z85
 
 from common.errors import BatonError
+from common.trust import why_changeable, why_foreign
 
 SERVER_SECRET = "server.key_secret"  # noqa: S105  (names of files)
 SERVER_PUBLIC = "server.key"
@@ -33,7 +34,6 @@ HANDSHAKE_TIMEOUT_MS = 5000  # a peer that connects and proves nothing is cut of
 
 KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY_CHARS = 40
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class KeyFileError(BatonError):
@@ -116,9 +116,7 @@ def load_public(path: Path) -> bytes:
     status = _status_of_own(path)  # before it is opened: a pipe of another user would never be read to its end
     if not stat.S_ISREG(status.st_mode):
         raise KeyFileError(f"{path} is no file")
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & _OTHERS_WRITE:
-        raise _changeable(path, mode)
+    _require_unchangeable(path, status)
     return _read(path)[0]
 
 
@@ -131,9 +129,7 @@ def require_own_folder(folder: Path) -> None:
     Raises:
         KeyFileError: it is such a folder, or is not there.
     """
-    mode = stat.S_IMODE(_status_of_own(folder).st_mode)
-    if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:
-        raise _changeable(folder, mode)
+    _require_unchangeable(folder, _status_of_own(folder))
 
 
 def allowed_files(folder: Path) -> dict[str, Path]:
@@ -188,10 +184,11 @@ def _status_of_own(path: Path) -> os.stat_result:
         status = path.stat()
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
-    if status.st_uid not in (0, os.geteuid()):
-        raise KeyFileError(f"{path} belongs to user {status.st_uid}, not to root or user {os.geteuid()}, who reads it")
+    if fault := why_foreign(path, status):
+        raise KeyFileError(fault)
     return status
 
 
-def _changeable(path: Path, mode: int) -> KeyFileError:
-    return KeyFileError(f"{path} can be changed by others (mode {mode:04o}): chmod go-w {path}")
+def _require_unchangeable(path: Path, status: os.stat_result) -> None:
+    if fault := why_changeable(path, status, spares_own_group=False):
+        raise KeyFileError(fault)

@@ -2,21 +2,35 @@
 
 import os
 import socket
-import stat
 import struct
 import sys
 from pathlib import Path
 
 from common.errors import KeeperError
+from common.trust import can_be_ours, first_of_ours, why_not_ours_alone
+
+NAME = "keeper.sock"
+MAX_PATH_BYTES = 107  # of a socket, on Linux
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid; SO_PEERCRED
 
 
 def default_socket() -> Path:
-    """`$XDG_RUNTIME_DIR/baton/keeper.sock`, or `/tmp/baton-UID/keeper.sock` where there is no such folder."""
-    runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime_dir, "baton") if runtime_dir else Path(f"/tmp/baton-{os.geteuid()}")  # noqa: S108  (checked)
-    return folder / "keeper.sock"
+    """`keeper.sock` in `$XDG_RUNTIME_DIR/baton`, or where that cannot be used in `/tmp/baton-UID` or `~/.baton`.
+
+    Anyone could have made the folder in /tmp before, so it is not the last. Of the two, the one in which there is a
+    socket comes first, so that keeper, executors and client find the same one.
+    """
+    runtime_dir, home = os.environ.get("XDG_RUNTIME_DIR"), os.path.expanduser("~")  # "~" for a user without one
+    if runtime_dir and _is_usable(folder := Path(runtime_dir, "baton")):
+        return folder / NAME
+    usual, other = Path(f"/tmp/baton-{os.geteuid()}"), Path(home, ".baton")  # noqa: S108  (checked)
+    return first_of_ours([usual, other] if _is_usable(other) else [usual], NAME) / NAME
+
+
+def _is_usable(folder: Path) -> bool:
+    fits = folder.is_absolute() and len(os.fsencode(folder / NAME)) <= MAX_PATH_BYTES
+    return fits and can_be_ours(folder)
 
 
 def require_linux() -> None:
@@ -31,17 +45,8 @@ def check_folder(socket_path: Path) -> None:
     Raises:
         KeeperError: the folder is not there, is a link or a file, is of another user, or is open to others.
     """
-    folder = socket_path.parent
-    try:
-        status = folder.lstat()
-    except OSError as error:
-        raise KeeperError(f"{folder}: {error.strerror}") from error
-    if not stat.S_ISDIR(status.st_mode):
-        raise KeeperError(f"{folder} is not a folder (or a link to one)")
-    if status.st_uid != os.geteuid():
-        raise KeeperError(f"{folder} belongs to user {status.st_uid}, this process runs as user {os.geteuid()}")
-    if mode := stat.S_IMODE(status.st_mode) & 0o077:
-        raise KeeperError(f"{folder} is open to other users (mode bits {mode:03o}): chmod 700 {folder}")
+    if fault := why_not_ours_alone(socket_path.parent):
+        raise KeeperError(fault)
 
 
 def peer_of(connected: socket.socket) -> tuple[int, int]:

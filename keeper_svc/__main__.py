@@ -34,7 +34,7 @@ log = get_logger("keeper")
     envvar="BATON_KEEPER_SOCKET",
     show_envvar=True,
     help="Where to listen, in a folder that only this user can open.  "
-    "[default: $XDG_RUNTIME_DIR/baton/keeper.sock, or /tmp/baton-UID/keeper.sock]",
+    "[default: keeper.sock in $XDG_RUNTIME_DIR/baton, /tmp/baton-UID or ~/.baton]",
 )
 @click.option(
     "--max-memory",

@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 import secrets
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import BatonError
+from common.trust import why_changeable, why_foreign
 
 KEY_PREFIX = "sk-baton-"
 API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine can read a process's arguments
@@ -117,10 +117,8 @@ def read_key_file(path: Path) -> tuple[ApiKey, ...]:
         raise ApiKeysError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ApiKeysError(f"{path} is no file of `baton keys api`: {error}") from error
-    if status.st_uid not in (0, os.geteuid()):
-        raise ApiKeysError(f"{path} belongs to user {status.st_uid}, not to root or user {os.geteuid()}, who reads it")
-    if (mode := stat.S_IMODE(status.st_mode)) & 0o022:
-        raise ApiKeysError(f"{path} can be written by others (mode {mode:04o}): chmod 600 {path}")
+    if fault := why_foreign(path, status) or why_changeable(path, status, spares_own_group=False):
+        raise ApiKeysError(fault)
     return keys
 
 

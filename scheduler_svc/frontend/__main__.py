@@ -81,7 +81,7 @@ def main(
         api_keys = ApiKeys(plain_keys(), api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         tokenizer.start_rendering()
-        storage = Storage.open(store, api_keys)
+        storage = Storage.open(store, api_keys, makes=parent is None)
         options = replace(
             frontend,
             served_model_name=frontend.served_model_name or (model_name(model),),

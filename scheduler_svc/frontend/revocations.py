@@ -6,7 +6,6 @@ long before that.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 
 from common.errors import RequestRejected
@@ -52,13 +51,18 @@ class Revocations:
             await asyncio.sleep(INTERVAL_S)
 
     async def _end(self, client_id: str) -> None:
-        if self._storage is not None:  # first: the worker would ask the core again for what the store has as open
-            now = time.time()
-            num_ended = await self._storage.thread.run(SERVICE, owners.revoke, client_id, now, errors=_ERRORS)
-            if num_ended:
-                log.warning("responses and batches ended: key revoked", id=client_id, ended=num_ended)
-                await self._storage.worker.look()
-        self._link.revoke(client_id)
+        try:
+            if self._storage is not None:  # first: the worker would ask the core again for what the store has as open
+                await self._end_stored(self._storage, client_id)
+        finally:
+            self._link.revoke(client_id)
+
+    async def _end_stored(self, storage: Storage, client_id: str) -> None:
+        thread = storage.thread
+        num_ended = await thread.run(SERVICE, owners.revoke, client_id, thread.clock.now(), errors=_ERRORS)
+        if num_ended:
+            log.warning("responses and batches ended: key revoked", id=client_id, ended=num_ended)
+            await storage.worker.look()
 
 
 @contextlib.asynccontextmanager

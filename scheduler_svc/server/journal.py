@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from common.clocks import Clocks, read_clocks
 from common.logging import get_logger
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch, JournalLost, JournalResult
-from scheduler_svc.core.requests.journal_time import Clocks
 from scheduler_svc.core.requests.recovery import Loaded
-from scheduler_svc.server.clocks import read_clocks
 from scheduler_svc.server.journal_database import JournalError
 from scheduler_svc.server.journal_file import JournalFile
 from scheduler_svc.server.journal_lock import lock

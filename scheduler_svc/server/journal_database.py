@@ -2,13 +2,14 @@
 
 import os
 import sqlite3
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common import set_aside
 from common.errors import BatonError
+from common.set_aside import beside
+from common.trust import why_untrusted
 from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
 
 APPLICATION_ID = 0x4261746E  # "Batn": tells our file from another program's
@@ -60,7 +61,8 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
 
     Raises:
         DamagedError: the file is ours and broken.
-        JournalError: it cannot be opened, or belongs to another program or version.
+        JournalError: it cannot be opened, belongs to another program or version, or another user could have put one of
+            its files there.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # no other user may read prompts
@@ -72,6 +74,7 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
         raise JournalError(f"journal {path} cannot be opened: {error.strerror}") from error
     connection = _open(path)
     try:
+        require_trusted(path)  # also what has come since the lock was taken
         _prepare(connection, path, durable=durable, is_ours=is_ours)
     except JournalError:
         connection.close()
@@ -135,32 +138,27 @@ def read_rows(connection: sqlite3.Connection) -> tuple[list[Row], str]:
     return [found[number] for number in numbers], reason
 
 
-def beside(path: Path, suffix: str) -> Path:
-    """`path` with something added to its name."""
-    return path.with_name(path.name + suffix)
+def require_trusted(path: Path) -> None:
+    """Check the files of a journal, as far as they are there, and the folder.
+
+    Raises:
+        JournalError: another user could have put one of them there, or could change or read it.
+    """
+    for each in (path.parent, *(beside(path, suffix) for suffix in ("", "-wal", "-journal", ".lock"))):
+        if fault := why_untrusted(each, is_private=True):
+            raise JournalError(f"journal {path} is refused: {fault}; or name another file by --journal")
 
 
 def move_aside(path: Path) -> Path:
-    """Rename the database and its log, as far as they are there, so that they can still be looked at together.
-
-    Returns:
-        The database's new name.
+    """Rename the database and its log. Returns the database's new name.
 
     Raises:
         JournalError: the folder does not let us.
     """
-    name = f".corrupt-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    moved_to, count = beside(path, name), 1
-    while moved_to.exists() or beside(moved_to, "-wal").exists():
-        count += 1
-        moved_to = beside(path, f"{name}-{count}")
     try:
-        for suffix in ("", "-wal"):
-            with suppress(FileNotFoundError):
-                beside(path, suffix).rename(beside(moved_to, suffix))
+        return set_aside.move_aside(path, ("-wal",))
     except OSError as error:
         raise JournalError(f"journal {path} is damaged and cannot be moved aside: {error.strerror}") from error
-    return moved_to
 
 
 def _open(path: Path) -> sqlite3.Connection:

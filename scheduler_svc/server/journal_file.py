@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from common.clocks import Clocks
 from common.logging import get_logger
+from common.set_aside import beside
 from scheduler_svc.core.requests.group_commit import JournalBatch
 from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
-from scheduler_svc.core.requests.journal_time import Clocks, Stamp
+from scheduler_svc.core.requests.journal_time import Stamp
 from scheduler_svc.core.requests.recovery import Loaded
 from scheduler_svc.server.journal_database import (
     DamagedError,
     JournalError,
-    beside,
     connect,
     insert,
     move_aside,

@@ -1,4 +1,4 @@
-"""One scheduler for each journal: the lock beside the file."""
+"""One scheduler for each journal, in a folder that no other user can change: the lock beside the file."""
 
 import fcntl
 import os
@@ -6,7 +6,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from scheduler_svc.server.journal_database import JournalError, beside
+from common.set_aside import beside
+from scheduler_svc.server.journal_database import JournalError, require_trusted
 
 
 def lock(path: Path) -> int:
@@ -18,8 +19,10 @@ def lock(path: Path) -> int:
         Its descriptor. Closing it unlocks.
 
     Raises:
-        JournalError: another process has the lock, or the folder is missing or cannot be written to.
+        JournalError: another process has the lock, the folder is missing or cannot be written to, or another user could
+            have put one of the files there.
     """
+    require_trusted(path)
     try:
         fd = os.open(beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError as error:

@@ -5,7 +5,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from scheduler_svc.server.journal_database import JournalError, beside
+from common.set_aside import beside
+from scheduler_svc.server.journal_database import JournalError
 
 LOOK_EVERY_S = 0.5
 

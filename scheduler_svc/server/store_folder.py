@@ -12,8 +12,10 @@ from sqlite3 import Connection
 
 from common.logging import get_logger
 from scheduler_svc.store import batches, owners, responses
-from scheduler_svc.store.database import connect
-from scheduler_svc.store.errors import StoreError
+from scheduler_svc.store.database import FILE_NAMES, require_trusted
+from scheduler_svc.store.errors import StoreDamaged, StoreError
+from scheduler_svc.store.open_store import OpenStore
+from scheduler_svc.store.store_clock import StoreClock
 from scheduler_svc.worker_socket import NAME, WorkerSocketPath
 
 LOCK_NAME = "scheduler.lock"
@@ -32,7 +34,7 @@ class StoreFolder:
         is_stopping: whether to wait no longer for another scheduler to end.
 
     Raises:
-        StoreError: it cannot be opened, or another scheduler has it.
+        StoreError: it cannot be opened, another scheduler has it, or another user could have put a file of it there.
 
     Attributes:
         has_work: whether there is something for the background worker.
@@ -49,21 +51,12 @@ class StoreFolder:
     ) -> None:
         self._lock = _lock(folder, is_stopping)  # before anything is read or changed: another one may have it
         try:
-            with closing(connect(folder, durable=durable)) as connection:
-                if client_ids:
-                    self._take_over(connection, client_ids)
-                now = time.time()
-                has_response = responses.open_background(connection, now, limit=1)
-                self.has_work = bool(has_response or batches.open_batches(connection, now, limit=1))
+            with closing(OpenStore(folder, durable=durable, makes=True)) as store:
+                self.has_work = _look(store, client_ids or {})
             self.listener = _listen(folder)
         except BaseException:
             os.close(self._lock)
             raise
-
-    def _take_over(self, connection: Connection, client_ids: Mapping[str, str]) -> None:
-        taken, left = owners.take_over(connection, client_ids)
-        if taken or left:
-            log.info("stored records belong to ids of keys now, not to names", owners=taken, names_without_key=left)
 
     def close(self) -> None:
         """Let another scheduler have it."""
@@ -71,8 +64,33 @@ class StoreFolder:
         os.close(self._lock)
 
 
+def _look(store: OpenStore, client_ids: Mapping[str, str]) -> bool:
+    """Take over what belongs to names, and say whether there is something for the worker."""
+
+    def look(connection: Connection) -> bool:
+        if client_ids:
+            _take_over(connection, client_ids)
+        clock = StoreClock()
+        clock.keep(connection)
+        now = clock.now()
+        has_response = responses.open_background(connection, now, limit=1)
+        return bool(has_response or batches.open_batches(connection, now, limit=1))
+
+    try:
+        return store.call(look)
+    except StoreDamaged:
+        return store.call(look)  # in the new one
+
+
+def _take_over(connection: Connection, client_ids: Mapping[str, str]) -> None:
+    taken, left = owners.take_over(connection, client_ids)
+    if taken or left:
+        log.info("stored records belong to ids of keys now, not to names", owners=taken, names_without_key=left)
+
+
 def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
     """Lock the folder. The kernel releases the lock when the process dies, however it dies."""
+    require_trusted(folder, (LOCK_NAME, NAME, *FILE_NAMES))  # before anything is made there
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -96,12 +114,13 @@ def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
 
 
 def _listen(folder: Path) -> socket.socket:
-    """A listening socket, in a folder that is this user's alone."""
+    """A listening socket for this user alone."""
     (folder / NAME).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     place = WorkerSocketPath(folder)
     try:
         listener.bind(place.path)
+        os.chmod(place.path, 0o600)  # what asks there is not asked for a key
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)

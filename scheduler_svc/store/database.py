@@ -4,21 +4,26 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
+from common.trust import why_changeable, why_untrusted
 from scheduler_svc.store.errors import StoreBusy, StoreDamaged, StoreError
 from scheduler_svc.store.schema import APPLICATION_ID, STEPS
 
 FILE_NAME = "store.db"
+USERS_NAME = f"{FILE_NAME}.users"  # locked by those who keep it open
+MARK_NAME = f"{FILE_NAME}.damaged"  # is there while a damaged one is still to be moved aside
+FILE_NAMES = (*(FILE_NAME + suffix for suffix in ("", "-wal", "-shm", "-journal", ".lock")), USERS_NAME, MARK_NAME)
 BUSY_TIMEOUT_S = 10.0  # a writer waits that long for the transactions of others
 OPEN_TIMEOUT_S = 30.0  # for others that open or migrate the store
 CHECKPOINT_PAGES = 1000  # of 4 KiB in the write-ahead log until they are copied into the database
 MAX_LOG_BYTES = 16 << 20  # a log that grew beyond is cut after its checkpoint
 
+_ID_OFFSET = 68  # of the application's id in the header of an SQLite file
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
@@ -34,10 +39,11 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
 
     Raises:
         StoreDamaged: the file is ours and broken.
-        StoreError: it cannot be opened, belongs to another program or to a newer release, or others are opening it
-            for more than `OPEN_TIMEOUT_S`.
+        StoreError: it cannot be opened, belongs to another program or to a newer release, another user could have put
+            it there or can read it, or others are opening it for more than `OPEN_TIMEOUT_S`.
     """
     path = folder / FILE_NAME
+    require_trusted(folder, FILE_NAMES)  # before anything is made there
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # no other user may read it
@@ -45,6 +51,7 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
     except OSError as error:
         raise StoreError(f"store {path} cannot be opened: {error.strerror}") from error
     try:
+        require_trusted(folder, FILE_NAMES)  # another user may have been faster to make the folder, in /tmp for example
         _lock(lock_fd, path)  # a change of the mode or of the version is for one process
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
@@ -53,10 +60,28 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
             connection.close()
             raise
     except sqlite3.Error as error:
-        raise explained(error, f"store {path} cannot be opened") from error
+        told = explained(error, f"store {path} cannot be opened")
+        if isinstance(told, StoreDamaged) and not _has_our_id(path):
+            told = StoreError(f"{path} is not a store: {error}; move it away, or name another folder by --store")
+        raise told from error
     finally:
         os.close(lock_fd)
     return connection
+
+
+def require_trusted(folder: Path, names: Iterable[str]) -> None:
+    """Check the folder of a store, in which no other user may make files, and files in it. What is not there is not
+    looked at.
+
+    Raises:
+        StoreError: another user could have put one of them there, or could change or read it.
+    """
+    faults = (why_untrusted(path, is_private=True) for path in (folder, *(folder / name for name in names)))
+    fault = next(filter(None, faults), None)
+    if fault is None and folder.is_dir():
+        fault = why_changeable(folder, folder.stat(), spares_sticky=False)
+    if fault is not None:
+        raise StoreError(f"store {folder} is refused: {fault}; or name another folder by --store")
 
 
 @contextmanager
@@ -99,6 +124,12 @@ def explained(error: sqlite3.Error, what: str) -> StoreError:
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     kind = StoreBusy if code in _BUSY else StoreDamaged if code in _DAMAGED else StoreError
     return kind(f"{what}: {error} ({name})")
+
+
+def _has_our_id(path: Path) -> bool:
+    """Whether the header of a file that SQLite cannot read still says that it is ours."""
+    with path.open("rb") as file:
+        return file.read(_ID_OFFSET + 4)[_ID_OFFSET:] == APPLICATION_ID.to_bytes(4)
 
 
 def _lock(lock_fd: int, path: Path) -> None:

@@ -11,6 +11,10 @@ class StoreDamaged(StoreError):
     """The file is ours, and its structure is broken."""
 
 
+class StoreGone(StoreError):
+    """The file of an open store is not in its place any more: nothing was done. It may come back."""
+
+
 class StoreBusy(StoreError):
     """Others kept the store too long, or too many calls wait: nothing was done, and the call can be made again."""
 

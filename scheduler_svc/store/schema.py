@@ -115,11 +115,17 @@ DROP TRIGGER batches_added; DROP TRIGGER batches_changed; DROP TRIGGER batches_r
 CREATE INDEX files_of_purpose ON files (owner, purpose, created_at, file_id) WHERE is_complete;
 """
 
-# Owners are ids of keys, and were their names before: `owners.take_over` knows by the second table which still are.
+# Owners are ids of keys, and were their names before: `owners.take_over` knows by `named_owners` which still are. The
+# clock has what the machine's clocks showed when the store was last looked at, and by how much the wall's is held back:
+# one row, or none.
 _THIRD = """
 CREATE TABLE revoked_owners (owner TEXT PRIMARY KEY, revoked_at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE named_owners (owner TEXT PRIMARY KEY) WITHOUT ROWID;
 INSERT INTO named_owners SELECT owner FROM owners WHERE owner <> '';
+
+CREATE TABLE clock (
+    key INTEGER PRIMARY KEY CHECK (key = 1), wall_s REAL NOT NULL, uptime_s REAL NOT NULL, boot BLOB NOT NULL,
+    held_s REAL NOT NULL, hold_left_s REAL NOT NULL);
 """
 
 STEPS = (_FIRST, _SECOND, _THIRD)  # STEPS[n] leads from version n to version n + 1

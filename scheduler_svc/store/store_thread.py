@@ -2,20 +2,23 @@
 
 import asyncio
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Concatenate, ParamSpec, TypeVar
 
+from common.clocks import Clocks, read_clocks
 from scheduler_svc.fair_queue import FairQueue, QueueFull
-from scheduler_svc.store.database import connect, explained
-from scheduler_svc.store.errors import StoreBusy, StoreClosed
+from scheduler_svc.store.errors import StoreBusy, StoreClosed, StoreError
+from scheduler_svc.store.open_store import OpenStore
+from scheduler_svc.store.store_clock import StoreClock
 
 MAX_CALLS = 1024  # of an owner that is alone, some ms each; a quarter of them beside three others
 CLOSE_TIMEOUT_S = 15.0
+LOOK_S = 1.0  # between two looks at the file while there are no calls
 SERVICE = ""  # the owner of calls that the service makes for itself, and of all where there are no API keys
 
 P = ParamSpec("P")
@@ -29,15 +32,31 @@ class StoreThread:
 
     Args:
         folder: of the store; see `database.connect`, whose errors this raises.
+        makes: as for `OpenStore`.
         durable: whether each transaction waits until the disk has it.
         max_calls: how many may wait or run, as in `FairQueue`.
+        clocks: what the machine's clocks show.
 
     Raises:
         StoreError: the store cannot be opened.
+
+    Attributes:
+        clock: by which records expire.
     """
 
-    def __init__(self, folder: Path, *, durable: bool = False, max_calls: int = MAX_CALLS) -> None:
-        self._connection = connect(folder, durable=durable)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        durable: bool = False,
+        makes: bool = True,
+        max_calls: int = MAX_CALLS,
+        clocks: Callable[[], Clocks] = read_clocks,
+    ) -> None:
+        self._store = OpenStore(folder, durable=durable, makes=makes)
+        self.clock = StoreClock(clocks)
+        with suppress(StoreError):  # a disk that is full now does not keep a process from starting
+            self._store.call(self.clock.keep)
         self._calls = FairQueue(max_calls)
         self._tickets: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each call; False ends the thread
         self._lock = threading.Lock()
@@ -63,14 +82,14 @@ class StoreThread:
         Raises:
             StoreBusy: the owner has as many calls as it may have, or other processes kept the store too long. Nothing
                 was done.
-            StoreDamaged, StoreError: SQLite cannot do it: a broken file, a full disk. Nothing was done.
+            StoreGone, StoreDamaged, StoreError: as `OpenStore.call`. Nothing was done.
             StoreClosed: after `close`.
         """
         with self._lock:
             if self._is_closed:
                 raise StoreClosed("the store is closed")
             try:
-                future = self._calls.put(owner, partial(self._call, function, *args, **kwargs))
+                future = self._calls.put(owner, partial(self._store.call, function, *args, **kwargs))
             except QueueFull as error:
                 raise StoreBusy(f"the store: {error}") from error
             self._tickets.put(True)
@@ -89,13 +108,14 @@ class StoreThread:
         self._thread.join(CLOSE_TIMEOUT_S)
         return not self._thread.is_alive()
 
-    def _call(self, function: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(self._connection, *args, **kwargs)
-        except sqlite3.Error as error:
-            raise explained(error, "the store failed") from error
-
     def _work(self) -> None:
-        while self._tickets.get():
+        while True:
+            try:
+                is_call = self._tickets.get(timeout=LOOK_S)
+            except queue.Empty:
+                self._store.look()
+                continue
+            if not is_call:
+                break
             self._calls.do_next()
-        self._connection.close()
+        self._store.close()

@@ -267,7 +267,7 @@ def test_files_that_cannot_be_used(file):
     file.write_text(json.dumps(good))
     for mode in (0o620, 0o602, 0o666):
         file.chmod(mode)
-        with pytest.raises(ApiKeysError, match="chmod 600"):
+        with pytest.raises(ApiKeysError, match="chmod go-w"):
             ApiKeys(path=file)
     file.chmod(0o640)
     assert ApiKeys(path=file).are_required

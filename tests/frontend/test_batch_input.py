@@ -89,6 +89,9 @@ def test_an_input_of_one_byte_lines_leaves_turns_to_others():
     reads, turns, sizes = [], [], []
 
     class Store:
+        def now(self):
+            return 2.0
+
         async def ask(self, owner, function, *_, offset, limit):
             assert (owner, function) == ("ann", files.read)
             reads.append(offset)

@@ -88,7 +88,7 @@ class Place:
         return made.batch_id
 
     async def seen(self, batch_id):
-        return await self.thread.run(self.owner, stored_batches.get, self.owner, batch_id, time.time())
+        return await self.thread.run(self.owner, stored_batches.get, self.owner, batch_id, self.thread.clock.now())
 
     async def ended(self, batch_id):
         async with asyncio.timeout(10):
@@ -453,6 +453,19 @@ async def test_cancelling_ends_what_an_earlier_worker_has_left(tmp_path, tokeniz
             assert (await here.ended(batch_id)).status == "cancelled"
             asked = {submit.request_id for submit in here.core.submits}
             await until(lambda: {cancel.request_id for cancel in here.core.cancels} == asked)
+
+
+@in_event_loop
+async def test_a_wall_clock_that_jumps_a_month_ahead_ends_no_batch(tmp_path, tokenizer, monkeypatch):
+    async with place(tmp_path, tokenizer) as here:
+        batch_id = await here.batch(completion("one"))
+        month_ahead = time.time() + 30 * 86_400
+        monkeypatch.setattr(time, "time", lambda: month_ahead)
+        async with here.worker():
+            batch = await here.ended(batch_id)
+        assert (batch.status, batch.completed) == ("completed", 1)
+        output, _ = await here.results(batch)
+        assert len(output) == 1
 
 
 @in_event_loop

@@ -65,7 +65,7 @@ def _soon(monkeypatch):
 
 @asynccontextmanager
 async def stored(folder):
-    storage = Storage.open(StoreOptions(folder), Keys())
+    storage = Storage.open(StoreOptions(folder), Keys(), makes=True)
     try:
         yield storage
     finally:
@@ -91,7 +91,7 @@ async def test_the_store_ends_first_and_the_core_is_told_when_it_is_there(tmp_pa
 
 
 @in_event_loop
-async def test_a_store_that_is_busy_is_asked_again(tmp_path, monkeypatch):
+async def test_a_store_that_is_busy_is_asked_again_and_the_core_is_told_meanwhile(tmp_path, monkeypatch):
     keys, link, fails = Keys(), Link(away=0), [1, 2]
     async with stored(tmp_path) as storage:
         run = storage.thread.run
@@ -105,7 +105,7 @@ async def test_a_store_that_is_busy_is_asked_again(tmp_path, monkeypatch):
         monkeypatch.setattr(storage.thread, "run", busy)
         async with watched(Revocations(keys, link, storage)):
             keys.revoked = [ANN]
-            await until(lambda: link.told)
+            await until(lambda: len(link.told) == 3)
     assert not fails
 
 

@@ -1,6 +1,7 @@
 """A real keeper and peers that misbehave: each harms nobody but itself."""
 
 import array
+import contextlib
 import os
 import random
 import resource
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,6 +22,7 @@ from keeper_svc.server import MAX_CONNECTIONS
 from tests.keeper.processes import ROOT
 from tests.support.any_message import AnyMessage
 from tests.support.eventually import eventually
+from tests.support.other_user import as_other_user, command_as, folder_of_all, needs_root
 
 
 @pytest.fixture
@@ -172,8 +175,42 @@ def test_a_folder_that_others_could_change_is_refused(folder, what):
     assert str(place) in refused.stderr
 
 
-def test_where_the_socket_is(monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert str(default_socket()) == "/run/user/7/baton/keeper.sock"
+def test_where_the_socket_is(monkeypatch, folder):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    assert str(default_socket()) == f"{folder}/baton/keeper.sock"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0/not/there")
+    assert str(default_socket()) == f"/tmp/baton-{os.geteuid()}/keeper.sock"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert str(default_socket()) == f"/tmp/baton-{os.geteuid()}/keeper.sock"
+
+
+@pytest.fixture
+def stack():
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@needs_root
+def test_where_another_user_has_made_the_usual_folder_another_one_is_found_by_all(stack):
+    """`/tmp/baton-UID` can be made by anyone, before its user needs it."""
+    uid = 100_000 + os.getpid()  # of no account, so that nothing else on this machine looks for its folder
+    usual = Path(f"/tmp/baton-{uid}")
+    as_other_user("os.mkdir(sys.argv[1], 0o777)", usual)
+    home = stack.enter_context(folder_of_all(0o755))
+    os.chown(home, uid, uid)
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    run_keeper = command_as(uid, "main([])", before="from keeper_svc.__main__ import main")
+    ask = command_as(
+        uid,
+        "connect_to_keeper(default_socket(), 5.0); print(default_socket())",
+        before="from common.keeper_socket import connect_to_keeper, default_socket",
+    )
+    stack.callback(lambda: usual.exists() and usual.rmdir())
+    keeper = subprocess.Popen(run_keeper, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    stack.enter_context(keeper)
+    stack.callback(keeper.kill)
+    assert any("ready" in line for line in keeper.stderr)
+    usual.rmdir()  # whoever comes later still finds the keeper
+    asked = subprocess.run(ask, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert asked.stdout == f"{home}/.baton/keeper.sock\n", asked.stderr
+    assert (home / ".baton").stat().st_mode & 0o777 == 0o700

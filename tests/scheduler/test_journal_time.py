@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common import messages as m
+from common.clocks import NO_BOOT, Clocks, read_clocks
 from scheduler_svc.core.requests.group_commit import BatchSaved
-from scheduler_svc.core.requests.journal_time import NO_BOOT, Clocks, Stamp
+from scheduler_svc.core.requests.journal_time import Stamp
 from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S
-from scheduler_svc.server.clocks import read_clocks
 from scheduler_svc.server.journal import Journal
 from tests.support.core import running_core
 from tests.support.journals import load, read, save, writing

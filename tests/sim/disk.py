@@ -6,8 +6,9 @@ Its file can vanish, be cut, be damaged, and be replaced by a copy of an earlier
 from collections import deque
 from collections.abc import Callable
 
+from common.clocks import Clocks
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalBatch, JournalLost, JournalResult
-from scheduler_svc.core.requests.journal_time import Clocks, Stamp
+from scheduler_svc.core.requests.journal_time import Stamp
 from scheduler_svc.core.requests.recovery import Loaded
 from tests.sim.world import World
 

@@ -2,7 +2,8 @@
 
 from random import Random
 
-from scheduler_svc.core.requests.journal_time import Clocks, Stamp
+from common.clocks import Clocks
+from scheduler_svc.core.requests.journal_time import Stamp
 from tests.sim.world import World
 
 STARTED_AT_S = 2e9  # wall-clock time at the start of the run

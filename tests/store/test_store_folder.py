@@ -34,7 +34,7 @@ def test_the_worker_is_found_however_long_the_folders_name_is(tmp_path: Path, de
     again = StoreFolder(folder, durable=False)  # the socket of the one before is no obstacle
     again.close()
     assert sorted(path.name for path in folder.iterdir() if path.suffix != ".db") == sorted(
-        ["scheduler.lock", "store.db.lock", NAME]
+        ["scheduler.lock", "store.db.lock", "store.db.users", NAME]
     )
 
 
@@ -43,7 +43,7 @@ def test_a_store_of_another_scheduler_is_left_alone(tmp_path: Path, monkeypatch)
     assert not first.has_work
     with closing(connect(tmp_path)) as connection:
         responses.add(connection, response("resp_1", expires_at=None))
-    monkeypatch.setattr(store_folder, "connect", None)  # it is not even opened
+    monkeypatch.setattr(store_folder, "OpenStore", None)  # it is not even opened
     with pytest.raises(StoreError, match="in use by another scheduler"):
         StoreFolder(tmp_path, durable=False, is_stopping=lambda: True)
     first.close()

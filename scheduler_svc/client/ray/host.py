@@ -8,7 +8,6 @@ its host ends, however that ends.
 import http.client
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.errors import BatonError
+from common.trust import first_of_ours, why_not_ours_alone
 from scheduler_svc.client.processes.child import Child, ChildEnd
 from scheduler_svc.client.processes.supervisor import RestartPolicy
 from scheduler_svc.client.ray.facts import HostReport, Life
@@ -57,8 +57,11 @@ class ProcessHost:
         self._task = task
         self._address = node[1]
         self._gpus = gpus
-        self._shared = _own_folder(Path(tempfile.gettempdir()) / f"baton-ray-{os.geteuid()}")
-        self._shared = _own_folder(_own_folder(self._shared / fleet[:_FOLDER_CHARS]) / node[0][:8])
+        shared = fleet[:_FOLDER_CHARS]
+        # Anyone could have made the first one before. All hosts of the fleet on this machine choose the same.
+        places = [Path(tempfile.gettempdir(), f"baton-ray-{os.geteuid()}"), Path(os.path.expanduser("~"), ".baton-ray")]
+        self._shared = _own_folder(_own_folder(first_of_ours(places, shared)) / shared)
+        self._shared = _own_folder(self._shared / node[0][:8])
         self._folder = self._shared / name
         shutil.rmtree(self._folder, ignore_errors=True)  # of an earlier host of this name
         _own_folder(self._folder)
@@ -186,9 +189,8 @@ def _own_folder(path: Path) -> Path:
     """Make it, if it is not there, so that only this user can use it."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        status = path.lstat()
     except OSError as error:
         raise HostError(f"{path}: {error.strerror}") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise HostError(f"{path} is no folder that belongs to user {os.geteuid()} alone")
+    if fault := why_not_ours_alone(path):
+        raise HostError(fault)
     return path

@@ -11,24 +11,9 @@ import struct
 import msgspec
 import xxhash
 
+from common.clocks import NO_BOOT, Clocks
+
 _STAMP = struct.Struct("<qddd16s")
-NO_BOOT = bytes(16)
-
-
-class Clocks(msgspec.Struct, frozen=True, gc=False):
-    """What the clocks of a machine show at one moment.
-
-    Attributes:
-        wall_s: seconds since 1970, as the machine believes.
-        uptime_s: seconds since the machine was started; they count while it is suspended, too.
-        monotonic_s: the caller's time, in which the core counts.
-        boot: id of this boot of this machine, 16 bytes; `NO_BOOT` if it has none.
-    """
-
-    wall_s: float
-    uptime_s: float
-    monotonic_s: float
-    boot: bytes = NO_BOOT
 
 
 class Stamp(msgspec.Struct, frozen=True, gc=False):

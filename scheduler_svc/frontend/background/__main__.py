@@ -82,7 +82,7 @@ def main(
         api_keys = ApiKeys(plain_keys(), api_keys_file)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         tokenizer.start_rendering()
-        thread = StoreThread(store.folder, durable=store.durable)
+        thread = StoreThread(store.folder, durable=store.durable, makes=parent is None)
         listener = socket.socket(fileno=fd)
     except (BatonError, OSError) as error:
         log.error("worker cannot start", error=str(error))

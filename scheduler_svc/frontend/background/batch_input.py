@@ -1,7 +1,6 @@
 """The lines of a batch's input, read from the store a piece at a time."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from itertools import islice
 
@@ -21,7 +20,7 @@ async def input_lines(store: PatientStore, batch: StoredBatch, start: Progress) 
     offset = start.next_offset
     while True:
         piece = await store.ask(
-            batch.owner, files.read, batch.owner, batch.input_file_id, time.time(), offset=offset, limit=PIECE_BYTES
+            batch.owner, files.read, batch.owner, batch.input_file_id, store.now(), offset=offset, limit=PIECE_BYTES
         )
         offset += len(piece)
         lines = splitter.feed(piece) if piece else splitter.end()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 
 import msgspec
 
@@ -121,7 +120,7 @@ class BatchLines:
         asked = {"first": first, "last": last}
         return set(
             await self._tools.store.ask(
-                batch.owner, batch_results.lines_done, batch.owner, batch.batch_id, time.time(), **asked
+                batch.owner, batch_results.lines_done, batch.owner, batch.batch_id, self._tools.store.now(), **asked
             )
         )
 
@@ -219,7 +218,7 @@ class BatchLines:
                     batch_results.add_results,
                     batch.owner,
                     batch.batch_id,
-                    time.time(),
+                    self._tools.store.now(),
                     results,
                     progress=progress,
                     limit_bytes=self._tools.limit_bytes,

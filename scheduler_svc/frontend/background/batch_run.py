@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from functools import partial
 
 from common.logging import get_logger
@@ -94,15 +93,19 @@ class BatchRun:
             errors = [BatchError("file_not_found", "The input file is gone.", "input_file_id")]
         if errors:
             log.info("batch refused", batch=batch.batch_id, errors=len(errors), first=errors[0].message)
-            await self._tools.store.ask(self._owner, batches.fail, *self._name, time.time(), errors=errors_json(errors))
+            await self._tools.store.ask(
+                self._owner, batches.fail, *self._name, self._tools.store.now(), errors=errors_json(errors)
+            )
         else:
-            await self._tools.store.ask(self._owner, batches.start, *self._name, time.time(), total=check.num_lines)
+            await self._tools.store.ask(
+                self._owner, batches.start, *self._name, self._tools.store.now(), total=check.num_lines
+            )
 
     # --- in progress ---
 
     async def _compute(self, batch: StoredBatch) -> None:
         """Have its lines answered, until all are, or until it is to end before."""
-        if batch.due_at <= time.time():
+        if batch.due_at <= self._tools.store.now():
             await self._expire()
             return
         lines = BatchLines(self._tools, batch)
@@ -110,7 +113,9 @@ class BatchRun:
         cancelled = asyncio.create_task(self._is_cancelled.wait())
         try:
             await asyncio.wait(
-                (running, cancelled), timeout=max(batch.due_at - time.time(), 0), return_when=asyncio.FIRST_COMPLETED
+                (running, cancelled),
+                timeout=max(batch.due_at - self._tools.store.now(), 0),
+                return_when=asyncio.FIRST_COMPLETED,
             )
             if running.done():
                 running.result()
@@ -146,7 +151,7 @@ class BatchRun:
             self._owner,
             batch_results.add_results,
             *self._name,
-            time.time(),
+            self._tools.store.now(),
             results,
             progress=Progress(lines[-1].end, lines[-1].number + 1),
             limit_bytes=self._tools.limit_bytes,
@@ -155,7 +160,7 @@ class BatchRun:
     async def _end_as(self, end: BatchEnd, errors: list[BatchError] | None = None) -> None:
         told = errors_json(errors) if errors else b""
         await self._tools.store.ask(
-            self._owner, batches.begin_finalizing, *self._name, time.time(), ends_as=end, errors=told
+            self._owner, batches.begin_finalizing, *self._name, self._tools.store.now(), ends_as=end, errors=told
         )
 
     # --- finalizing, cancelling ---
@@ -166,11 +171,11 @@ class BatchRun:
         while is_more:
             file_ids = {"output_file_id": new_file_id(), "error_file_id": new_file_id()}
             is_more = await self._tools.store.ask(
-                self._owner, batch_results.finalize, *self._name, time.time(), **file_ids
+                self._owner, batch_results.finalize, *self._name, self._tools.store.now(), **file_ids
             )
 
     async def _batch(self) -> StoredBatch:
-        return await self._tools.store.ask(self._owner, batches.get, *self._name, time.time())
+        return await self._tools.store.ask(self._owner, batches.get, *self._name, self._tools.store.now())
 
 
 def _size(lines: list[InputLine]) -> int:

@@ -106,7 +106,7 @@ class Batches:
         if self._is_over or task.cancelled():
             return
         batch = task.result()
-        if batch is not None and (run.is_cancelled or batch.due_at <= time.time()):
+        if batch is not None and (run.is_cancelled or batch.due_at <= self._tools.store.now()):
             self._begin(name)
         elif batch is not None:
             self._waiting[name] = None
@@ -138,7 +138,9 @@ class Batches:
             page: list[StoredBatch] = []
             last: StoredBatch | None = None
             while last is None or len(page) == PAGE:
-                page = await self._tools.store.ask(SERVICE, batches.open_batches, time.time(), after=last, limit=PAGE)
+                page = await self._tools.store.ask(
+                    SERVICE, batches.open_batches, self._tools.store.now(), after=last, limit=PAGE
+                )
                 for batch in page:
                     self._take(batch)
                 if not page:
@@ -152,7 +154,7 @@ class Batches:
         name = batch.owner, batch.batch_id
         if batch.status in ("cancelling", "finalizing"):
             self.cancel(*name)
-        elif batch.due_at <= time.time() and not (name in self._runs or name in self._checks):
+        elif batch.due_at <= self._tools.store.now() and not (name in self._runs or name in self._checks):
             self._begin(name)  # it is only to be expired
         else:
             self.start(*name)

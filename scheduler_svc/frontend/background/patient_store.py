@@ -6,7 +6,7 @@ from sqlite3 import Connection
 from typing import Concatenate, ParamSpec, TypeVar
 
 from common.logging import QuietLog, get_logger
-from scheduler_svc.store.errors import StoreError
+from scheduler_svc.store.errors import StoreDamaged, StoreError, StoreGone
 from scheduler_svc.store.store_thread import StoreThread
 
 RETRY_S = 1.0
@@ -29,6 +29,10 @@ class PatientStore:
         self._thread = thread
         self._retry_s = retry_s
 
+    def now(self) -> float:
+        """The time by which records expire, in Unix seconds."""
+        return self._thread.clock.now()
+
     async def ask(
         self, owner: str, function: Callable[Concatenate[Connection, P], Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> Result:
@@ -41,5 +45,6 @@ class PatientStore:
             try:
                 return await self._thread.run(owner, function, *args, **kwargs)
             except StoreError as error:
-                failures.happened(reason=str(error), retry_in_s=self._retry_s)
+                if not isinstance(error, (StoreGone, StoreDamaged)):  # which the thread has logged
+                    failures.happened(reason=str(error), retry_in_s=self._retry_s)
                 await asyncio.sleep(self._retry_s)

@@ -124,7 +124,7 @@ class Worker:
                     return
                 if place is not None:
                     place.is_cancelled = True  # it may be on its way out of the store, where it was open a moment ago
-                await self._patient.ask(owner, responses.cancel, owner, response_id, time.time())
+                await self._patient.ask(owner, responses.cancel, owner, response_id, self._patient.now())
 
     async def running(self, owner: str, response_id: str, wait_s: float) -> ResponseRun | None:
         """A response that runs, or does within so long; None if it does not."""
@@ -158,7 +158,9 @@ class Worker:
         page: list[OpenResponse] = []
         while not found or len(page) == PAGE:
             last = page[-1] if page else None
-            page = await self._patient.ask(SERVICE, responses.open_background, time.time(), after=last, limit=PAGE)
+            page = await self._patient.ask(
+                SERVICE, responses.open_background, self._patient.now(), after=last, limit=PAGE
+            )
             for record in page:
                 found.add((record.owner, record.response_id))
                 self.start(record.owner, record.response_id)
@@ -213,9 +215,9 @@ class Worker:
         """
         client = self._keys.of_id(name[0])
         if client is None:
-            status = await self._patient.ask(name[0], responses.get_status, *name, time.time())
+            status = await self._patient.ask(name[0], responses.get_status, *name, self._patient.now())
             return OF_OWNER if status in OPEN_RESPONSE else ""
-        encoded = await self._patient.ask(name[0], responses.begin, *name, time.time())
+        encoded = await self._patient.ask(name[0], responses.begin, *name, self._patient.now())
         if not encoded or place.is_cancelled:
             return ""
         work = BackgroundWork.decode(encoded).sent_for(client)
@@ -240,7 +242,7 @@ class Worker:
             name[0],
             responses.finish,
             *name,
-            time.time(),
+            self._patient.now(),
             status=outcome.status,
             output_items=outcome.output,
             tail=outcome.tail,

@@ -1,6 +1,7 @@
 """Runs a frontend: the HTTP server, the link to the core, and the reasons to stop."""
 
 import asyncio
+import logging
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from common.logging import get_logger
+from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.connection_guard import ConnectionGuard, ConnectionLimits
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.request_counts import RequestCounts
@@ -89,8 +91,15 @@ async def serve(
     return was_told
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether uvicorn's line says more than ours: an ApiError in a body that has begun was logged, and broke it off."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error and error.__cause__, ApiError)  # Starlette's own says that it was too late to answer
+
+
 def http_config(app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts) -> uvicorn.Config:
     """uvicorn as a frontend runs it."""
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Config(
         app,
         http=partial(ConnectionGuard, limits=limits, counts=counts, idle={}),  # type: ignore[arg-type]  # makes protocols

@@ -5,7 +5,15 @@ from contextlib import contextmanager
 
 from common.logging import get_logger
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.store.errors import ChainTooLong, NotFound, QuotaExceeded, StoreBusy, StoreError
+from scheduler_svc.store.errors import (
+    ChainTooLong,
+    NotFound,
+    QuotaExceeded,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreGone,
+)
 
 _NOT_FOUND = {"response": "response_not_found", "file": "file_not_found", "batch": "batch_not_found"}
 
@@ -16,6 +24,12 @@ def quota_exceeded(error: QuotaExceeded) -> ApiError:
     """The error (429) for what an owner has no room for. Room comes by waiting only if something was deleted."""
     more = "What was deleted is about to give room" if error.is_passing else "What is deleted gives room"
     return ApiError(429, f"{error}. {more} again.", code="insufficient_quota", retry=error.is_passing)
+
+
+def store_gone() -> ApiError:
+    """The error (507) for all that needs the store while its file is not in its place; the store's thread logs that."""
+    message = "The store is gone from the server's disk: nothing can be stored or read until it is back."
+    return ApiError(507, message, code="store_gone")
 
 
 @contextmanager
@@ -36,6 +50,11 @@ def as_api_errors(param: str | None = None) -> Iterator[None]:
         raise ApiError(400, f"The conversation is too long: {error}.", code="invalid_value", param=param) from error
     except StoreBusy as error:
         raise ApiError(503, "The store has too much to do.", code="unavailable", retry=True) from error
+    except StoreGone as error:
+        raise store_gone() from error
+    except StoreDamaged as error:
+        message = "The store is damaged, and is about to be replaced by an empty one."
+        raise ApiError(503, message, code="unavailable", retry=True) from error
     except StoreError as error:
         log.error("the store failed", reason=str(error))
         raise ApiError(500, "The store failed; the server's log says more.", code="internal_error") from error

@@ -33,7 +33,7 @@ class FileStore:
         """A new file, which nobody finds until it is finished."""
         check_room(self._options)
         file_id = new_file_id()
-        now = time.time()
+        now = time.time()  # the wall's, whatever is held back: the record says it
         record = StoredFile(owner, file_id, filename, UNKNOWN_PURPOSE, 0, now, None)
         with as_api_errors():
             await self._thread.run(owner, files.begin, record, limit_bytes=self._options.limit_bytes)
@@ -42,7 +42,7 @@ class FileStore:
     async def get(self, owner: str, file_id: str, *, param: str = "file_id") -> StoredFile:
         """A file, without its content."""
         with as_api_errors(param):
-            return await self._thread.run(owner, files.get, owner, file_id, time.time())
+            return await self._thread.run(owner, files.get, owner, file_id, self._thread.clock.now())
 
     async def page(
         self, owner: str, *, after: str | None, limit: int, order: Order, purpose: str | None
@@ -50,7 +50,7 @@ class FileStore:
         """Some of an owner's files."""
         asked = {"after": after, "limit": limit, "order": order, "purpose": purpose}
         with as_api_errors("after"):
-            return await self._thread.run(owner, files.list_files, owner, time.time(), **asked)  # type: ignore[arg-type]
+            return await self._thread.run(owner, files.list_files, owner, self._thread.clock.now(), **asked)  # type: ignore[arg-type]
 
     async def content(self, file: StoredFile) -> AsyncIterator[bytes]:
         """A file's bytes, a chunk at a time."""
@@ -58,7 +58,13 @@ class FileStore:
         while offset < file.num_bytes:
             with as_api_errors("file_id"):
                 chunk = await self._thread.run(
-                    file.owner, files.read, file.owner, file.file_id, time.time(), offset=offset, limit=CHUNK_BYTES
+                    file.owner,
+                    files.read,
+                    file.owner,
+                    file.file_id,
+                    self._thread.clock.now(),
+                    offset=offset,
+                    limit=CHUNK_BYTES,
                 )
             offset += len(chunk)
             yield chunk
@@ -66,7 +72,7 @@ class FileStore:
     async def delete(self, owner: str, file_id: str) -> None:
         """Forget a file."""
         with as_api_errors("file_id"):
-            await self._thread.run(owner, files.delete, owner, file_id, time.time())
+            await self._thread.run(owner, files.delete, owner, file_id, self._thread.clock.now())
         self._sweeper.wake()
 
 
@@ -105,14 +111,14 @@ class Upload:
         keep_s = min(expires_after_s or self._options.retention_s, self._options.retention_s)
         facts = {"purpose": purpose, "keep_until": self._begun_at + keep_s}
         with as_api_errors():
-            return await self._thread.run(self._name[0], files.finish, *self._name, time.time(), **facts)  # type: ignore[arg-type]
+            return await self._thread.run(self._name[0], files.finish, *self._name, self._thread.clock.now(), **facts)  # type: ignore[arg-type]
 
     async def abandon(self) -> None:
         """Forget what has come."""
         self._pieces.clear()
         with as_api_errors():
             try:
-                await self._thread.run(self._name[0], files.delete, *self._name, time.time())
+                await self._thread.run(self._name[0], files.delete, *self._name, self._thread.clock.now())
             except NotFound:
                 return  # it was never begun, or a sweep was faster
         self._sweeper.wake()
@@ -124,7 +130,9 @@ class Upload:
             chunk = data[start : start + CHUNK_BYTES]
             limit = self._options.limit_bytes
             with as_api_errors():
-                await self._thread.run(self._name[0], files.append, *self._name, time.time(), chunk, limit_bytes=limit)
+                await self._thread.run(
+                    self._name[0], files.append, *self._name, self._thread.clock.now(), chunk, limit_bytes=limit
+                )
 
 
 def check_room(options: StoreOptions) -> None:

@@ -64,7 +64,7 @@ class ResponseStore:
     async def check_open(self, owner: str) -> None:
         """Raise ApiError (429) if as many of the owner's responses are open in the background as may be."""
         with as_api_errors():
-            num_open = await self._thread.run(owner, responses.count_open, owner, time.time())
+            num_open = await self._thread.run(owner, responses.count_open, owner, self._thread.clock.now())
         if num_open >= MAX_OPEN:
             message = f"{num_open} responses in the background have not ended, the limit is {MAX_OPEN}."
             raise ApiError(429, message, code="too_many_requests", retry=True)
@@ -99,29 +99,31 @@ class ResponseStore:
     async def answer(self, owner: str, response_id: str) -> "StoredAnswer":
         """A response as it stands, of which nothing is read yet."""
         with as_api_errors("response_id"):
-            sizes = await self._thread.run(owner, responses.measure, owner, response_id, time.time())
+            sizes = await self._thread.run(owner, responses.measure, owner, response_id, self._thread.clock.now())
         return StoredAnswer(self, owner, response_id, sizes)
 
     async def read(self, owner: str, response_id: str, cuts: Sequence[Cut]) -> list[bytes]:
         """Bytes of what a response has, those of each cut."""
         with as_api_errors("response_id"):
-            return await self._thread.run(owner, responses.read, owner, response_id, time.time(), cuts)
+            return await self._thread.run(owner, responses.read, owner, response_id, self._thread.clock.now(), cuts)
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Forget a response."""
         with as_api_errors("response_id"):
-            await self._thread.run(owner, responses.delete, owner, response_id, time.time())
+            await self._thread.run(owner, responses.delete, owner, response_id, self._thread.clock.now())
 
     async def cancel(self, owner: str, response_id: str) -> bool:
         """Cancel a response, if it is open. Returns whether it was."""
         with as_api_errors("response_id"):
-            return await self._thread.run(owner, responses.cancel, owner, response_id, time.time())
+            return await self._thread.run(owner, responses.cancel, owner, response_id, self._thread.clock.now())
 
     async def conversation(self, owner: str, response_id: str) -> list[ChainLink]:
         """A response and all that came before it, oldest first. Raises ApiError (400) if one of them has no answer."""
         limits = {"max_responses": MAX_CHAIN_RESPONSES, "max_bytes": MAX_CHAIN_BYTES}
         with as_api_errors("previous_response_id"):
-            links = await self._thread.run(owner, responses.chain, owner, response_id, time.time(), **limits)
+            links = await self._thread.run(
+                owner, responses.chain, owner, response_id, self._thread.clock.now(), **limits
+            )
         for link in links:
             if link.status not in ("completed", "incomplete"):
                 message = f"The response '{link.response_id}' is {link.status}, and has no answer to go on with."
@@ -149,13 +151,13 @@ class ResponseStore:
         with as_api_errors("input"):
             try:
                 return await self._thread.run(
-                    owner, responses.get_items, owner, [*names], time.time(), max_bytes=max_bytes
+                    owner, responses.get_items, owner, [*names], self._thread.clock.now(), max_bytes=max_bytes
                 )
             except NotFound as error:
                 raise item_not_found(names[error.record_id]) from error
 
     def _record(self, owner: str, asked: AskedToStore, status: ResponseStatus) -> StoredResponse:
-        now = time.time()
+        now = time.time()  # the wall's, whatever is held back: the record says it
         return StoredResponse(
             owner,
             asked.response_id,

@@ -23,11 +23,16 @@ class Storage:
     sweeper: Sweeper
 
     @classmethod
-    def open(cls, options: StoreOptions, keys: ApiKeys) -> Self | None:
-        """None where there is no store. Raises StoreError if it cannot be opened."""
+    def open(cls, options: StoreOptions, keys: ApiKeys, *, makes: bool) -> Self | None:
+        """None where there is no store. Raises StoreError if it cannot be opened.
+
+        Args:
+            keys: whose clients keep what they have.
+            makes: whether to make a missing one; the child of a scheduler, which has made it, must not.
+        """
         if options.folder is None:
             return None
-        thread = StoreThread(options.folder, durable=options.durable)
+        thread = StoreThread(options.folder, durable=options.durable, makes=makes)
         return cls(thread, options, WorkerLink(options.folder), Sweeper(thread, keys))
 
 

@@ -6,7 +6,7 @@ import time
 
 from common.logging import get_logger
 from scheduler_svc.frontend.api_keys import ApiKeys
-from scheduler_svc.store.errors import StoreError
+from scheduler_svc.store.errors import StoreDamaged, StoreError, StoreGone
 from scheduler_svc.store.store_thread import SERVICE, StoreThread
 from scheduler_svc.store.sweep import sweep
 
@@ -47,8 +47,11 @@ class Sweeper:
     async def _sweep(self) -> bool:
         """One call. Returns whether there is more to do."""
         try:
-            swept = await self._thread.run(SERVICE, sweep, time.time(), known=self._keys.known_ids())
-            return swept.is_more
+            await self._thread.run(SERVICE, self._thread.clock.keep)
+            now, known = self._thread.clock.now(), self._keys.known_ids()
+            return (await self._thread.run(SERVICE, sweep, now, known=known)).is_more
+        except (StoreGone, StoreDamaged):
+            return False  # the thread has logged it
         except StoreError as error:
             log.error("the store cannot be swept", reason=str(error))
             return False

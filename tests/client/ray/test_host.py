@@ -163,11 +163,19 @@ def test_gpus_are_those_that_ray_gave_or_those_of_another_host(start, monkeypatc
     assert "CUDA_VISIBLE_DEVICES=0,1" in environment
 
 
-def test_a_folder_of_others_is_refused(folder):
+def test_a_folder_of_others_is_not_used_and_another_one_is(folder, start, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    (folder / "home").mkdir()
     at = folder / f"baton-ray-{os.geteuid()}"
     at.mkdir(mode=0o755)
     at.chmod(0o755)
-    with pytest.raises(HostError, match="alone"):
+    host = start(WAIT)
+    assert eventually(lambda: host.report().pid)
+    assert list(at.iterdir()) == []
+    (own,) = (folder / "home" / ".baton-ray").iterdir()
+    host.leave(0.0)
+    own.parent.chmod(0o755)
+    with pytest.raises(HostError, match=f"{at} is open to other users"):
         ProcessHost("executor-0-0-r1", "fleet", Task(command=("true",)), NODE)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from common import messages as m
+from common.clocks import read_clocks
 from scheduler_svc.core.requests.group_commit import JournalBatch
 from scheduler_svc.core.requests.journal_records import (
     FORMAT_VERSION,
@@ -31,7 +32,6 @@ from scheduler_svc.core.requests.journal_records import (
     encode,
 )
 from scheduler_svc.core.requests.journal_replay import read_batches
-from scheduler_svc.server.clocks import read_clocks
 from scheduler_svc.server.journal_file import JournalFile
 
 FOLDER = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""The machine's clocks, of which the journal needs more than one."""
+"""The machine's clocks: whoever judges by time whether something is old needs more than that of the wall."""
 
 import time
 import uuid
@@ -6,7 +6,25 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from scheduler_svc.core.requests.journal_time import NO_BOOT, Clocks
+import msgspec
+
+NO_BOOT = bytes(16)
+
+
+class Clocks(msgspec.Struct, frozen=True, gc=False):
+    """What the clocks of a machine show at one moment.
+
+    Attributes:
+        wall_s: seconds since 1970, as the machine believes.
+        uptime_s: seconds since the machine was started; they count while it is suspended, too.
+        monotonic_s: the caller's time, in which the core counts.
+        boot: id of this boot of this machine, 16 bytes; `NO_BOOT` if it has none.
+    """
+
+    wall_s: float
+    uptime_s: float
+    monotonic_s: float
+    boot: bytes = NO_BOOT
 
 
 def read_clocks() -> Clocks:

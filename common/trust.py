@@ -1,0 +1,159 @@
+"""Whether another user could have put a file or a folder there, changed it, or can read it.
+
+A service believes what it reads back: keys, sockets, prompts that it wrote. So whatever leads there has to be root's
+or this user's, and other users may not write it. A folder with the sticky bit, such as /tmp, may be written by others:
+there they can touch only what is theirs, and that is refused by its owner. A group counts as another user, unless only
+this user is in it.
+
+`kernels/cpu/trust.py` has the same rules for code that is loaded: `kernels` imports nothing of ours.
+"""
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+MAX_LINKS = 40  # as many as Linux follows
+
+
+def why_untrusted(path: Path, *, is_private: bool = False) -> str | None:
+    """What is wrong with a path, or with what leads there: folders, links, and the folders that links lead through.
+
+    What does not exist is no fault: it is still to be made, in a folder that is looked at.
+
+    Args:
+        is_private: it is a file that only this user may read.
+
+    Returns:
+        The reason, with the command that helps if there is one; None if nothing is wrong.
+    """
+    others_enter = True
+    try:
+        for step, status in _way_to(path):
+            if fault := why_foreign(step, status) or why_changeable(step, status):
+                return fault
+            if stat.S_ISDIR(status.st_mode):
+                others_enter = others_enter and bool(status.st_mode & stat.S_IXOTH)
+            elif is_private and others_enter and stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH:
+                return f"{step} can be read by others (mode {_mode(status)}): chmod o-rwx {step}"
+    except OSError as error:
+        return f"{error.filename or path} cannot be looked at: {error.strerror}"
+    return None
+
+
+def why_foreign(path: Path, status: os.stat_result) -> str | None:
+    """Say so if a path belongs to another user than root and this one: any other owner could change it."""
+    if status.st_uid in (0, os.geteuid()):
+        return None
+    return f"{path} belongs to user {status.st_uid}, not to root or user {os.geteuid()}, who reads it"
+
+
+def why_changeable(
+    path: Path, status: os.stat_result, *, spares_own_group: bool = True, spares_sticky: bool = True
+) -> str | None:
+    """Say so if others may write a file, or may add, rename and remove what is in a folder.
+
+    Args:
+        spares_own_group: a group in which there is only this user may.
+        spares_sticky: others may add to a folder with the sticky bit, as every file in there is looked at.
+    """
+    mode = status.st_mode
+    if stat.S_ISLNK(mode) or (spares_sticky and stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
+        return None
+    others = mode & OTHERS_WRITE
+    if others == stat.S_IWGRP and spares_own_group and _is_own_group(status.st_gid):
+        return None
+    return f"{path} can be changed by others (mode {_mode(status)}): chmod go-w {path}" if others else None
+
+
+def why_not_ours_alone(folder: Path) -> str | None:
+    """Say so if a folder, which is not to be a link, is not this user's, or others may do anything in it."""
+    try:
+        status = folder.lstat()
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{folder} is not a folder (or a link to one)"
+    if status.st_uid != os.geteuid():
+        return f"{folder} belongs to user {status.st_uid}, this process runs as user {os.geteuid()}"
+    if mode := stat.S_IMODE(status.st_mode) & 0o077:
+        return f"{folder} is open to other users (mode bits {mode:03o}): chmod 700 {folder}"
+    return None
+
+
+def first_of_ours(folders: Sequence[Path], holds: str) -> Path:
+    """Choose one of several places for a folder of this user alone, so that all processes of the user choose the same.
+
+    Args:
+        folders: in order of preference.
+        holds: name of a file; a place where that one is already comes before all others.
+
+    Returns:
+        The first place that is this user's alone or can be made so, or the first of all if there is none, so that the
+        message about it names the usual place.
+    """
+    usable = [folder for folder in folders if can_be_ours(folder)]
+    found = (folder for folder in usable if os.path.lexists(folder / holds))
+    return next(found, usable[0] if usable else folders[0])
+
+
+def can_be_ours(folder: Path) -> bool:
+    """Whether a folder is this user's alone, or can be made so, as it is all that is missing."""
+    if os.path.lexists(folder):
+        return why_not_ours_alone(folder) is None
+    return os.access(folder.parent, os.W_OK | os.X_OK)
+
+
+def _way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Go where the system goes: each folder and link on the way with its status, and the path itself if it is there."""
+    current, num_links = Path("/"), 0
+    rest = [*reversed(path.absolute().parts[1:])]
+    yield current, current.lstat()
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            current = current.parent
+            continue
+        step = current / part
+        try:
+            status = step.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return  # what opens it says so
+        yield step, status
+        if not stat.S_ISLNK(status.st_mode):
+            current = step
+            continue
+        if (num_links := num_links + 1) > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = Path(os.readlink(step))
+        if target.is_absolute():
+            current = Path("/")
+        rest += [part for part in reversed(target.parts) if part != "/"]
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether nobody else is in a group: it is root's; or the one that many systems make for each user alone; or one
+    that no account has and this process was given, such as Kubernetes' `fsGroup`."""
+    if gid == 0:
+        return True
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return gid in (os.getegid(), *os.getgroups()) and all(user.pw_gid != gid for user in _other_users())
+    try:
+        user = pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and not group.gr_mem
+
+
+def _other_users() -> list[pwd.struct_passwd]:
+    return [user for user in pwd.getpwall() if user.pw_uid != os.geteuid()]
+
+
+def _mode(status: os.stat_result) -> str:
+    return f"{stat.S_IMODE(status.st_mode):04o}"

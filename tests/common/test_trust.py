@@ -1,0 +1,116 @@
+"""What another user could have put there, changed or can read is not trusted; what only looks like it is."""
+
+import os
+import stat
+
+import pytest
+
+from common import trust
+from common.trust import first_of_ours, why_untrusted
+from tests.support.other_user import UID, as_other_user, folder_of_all, needs_root
+
+PRIVATE = {"is_private": True}
+
+
+@pytest.fixture
+def shared():
+    """A folder such as /tmp."""
+    with folder_of_all() as folder:
+        yield folder
+
+
+@needs_root
+@pytest.mark.parametrize("made", [
+    "os.mkdir(path)", "open(path, 'x')", "os.symlink('/root', path)", "socket.socket(socket.AF_UNIX).bind(path)",
+])  # fmt: skip
+@pytest.mark.parametrize("below", ["", "file"])
+def test_what_another_user_has_made_is_refused_wherever_it_is_on_the_way(shared, made, below):
+    planted = shared / "planted"
+    as_other_user(f"path = sys.argv[1]; {made}", planted)
+    told = why_untrusted(planted / below)
+    assert told == f"{planted} belongs to user {UID}, not to root or user 0, who reads it"
+
+
+@needs_root
+def test_a_link_of_ours_is_followed_to_what_another_user_has_made(shared):
+    as_other_user("os.mkdir(sys.argv[1])", shared / "theirs")
+    (shared / "link").symlink_to(shared / "again")
+    (shared / "again").symlink_to("theirs/below")
+    assert f"{shared}/theirs belongs to user" in str(why_untrusted(shared / "link" / "file"))
+    (shared / "link" / "..").resolve()
+    (shared / "loop").symlink_to("loop")
+    assert "Too many levels of symbolic links" in str(why_untrusted(shared / "loop"))
+
+
+@pytest.mark.parametrize(("mode", "is_safe"), [
+    (0o700, True), (0o755, True), (0o1777, True), (0o3777, True), (0o777, False), (0o2777, False), (0o707, False),
+])  # fmt: skip
+def test_folders_in_which_others_can_rename_what_is_ours_are_refused(tmp_path, mode, is_safe):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(mode)
+    for path in (folder, folder / "store" / "store.db"):
+        told = why_untrusted(path)
+        refusal = f"{folder} can be changed by others (mode {mode:04o}): chmod go-w {folder}"
+        assert told == (None if is_safe else refusal)
+    folder.chmod(0o700)
+
+
+def test_files_that_others_can_change_or_read_are_refused(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    tmp_path.chmod(0o755)
+    for mode in (0o600, 0o640, 0o644):
+        file.chmod(mode)
+        assert why_untrusted(file) is None
+    assert why_untrusted(file, **PRIVATE) is None, "others do not get there: pytest's folders are private"
+    file.chmod(0o602)
+    assert "can be changed by others (mode 0602): chmod go-w" in str(why_untrusted(file))
+
+
+@needs_root
+def test_a_file_that_others_can_read_is_not_private(shared):
+    file = shared / "file"
+    file.touch()
+    file.chmod(0o644)
+    assert why_untrusted(file) is None
+    assert why_untrusted(file, **PRIVATE) == f"{file} can be read by others (mode 0644): chmod o-rwx {file}"
+    shared.chmod(0o700)
+    assert why_untrusted(file, **PRIVATE) is None
+
+
+@needs_root
+@pytest.mark.parametrize(("gid", "groups", "is_safe"), [
+    (0, [], True),  # root's
+    (1, [1], False),  # another user's own
+    (424_242, [424_242], True),  # an fsGroup, which no account has
+    (424_242, [], False),  # of some process that is not ours
+])  # fmt: skip
+def test_a_group_counts_as_another_user_unless_only_this_one_is_in_it(tmp_path, monkeypatch, gid, groups, is_safe):
+    monkeypatch.setattr(trust.os, "getgroups", lambda: groups)
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    os.chown(volume, 0, gid)
+    volume.chmod(0o2775)  # as kubelet leaves it
+    assert (why_untrusted(volume) is None) == is_safe
+
+
+def test_a_missing_path_is_still_to_be_made(tmp_path):
+    assert why_untrusted(tmp_path / "not" / "yet") is None
+    assert why_untrusted(tmp_path / "not" / ".." / "yet") is None
+
+
+@needs_root
+def test_of_several_places_the_first_is_chosen_that_is_ours_or_can_be(shared):
+    taken, free, other = (shared / name for name in ("taken", "free", "other"))
+    as_other_user("os.mkdir(sys.argv[1], 0o700)", taken)
+    places = [taken, shared / "no" / "parent", free, other]
+    assert first_of_ours(places, "sock") == free
+    other.mkdir(mode=0o700)
+    assert first_of_ours(places, "sock") == free
+    (other / "sock").touch()
+    assert first_of_ours(places, "sock") == other, "whoever comes later finds what is there"
+    other.chmod(0o755)
+    assert first_of_ours(places, "sock") == free
+    assert first_of_ours([taken], "sock") == taken, "the message about it names the usual place"
+    assert stat.S_ISDIR(taken.stat().st_mode)
