@@ -160,11 +160,11 @@ def test_kept_weights_that_cannot_be_used_are_read_anew(folder: Path, log: Log, 
 def test_kept_weights_of_another_fingerprint_than_they_are_kept_for(folder: Path, log: Log) -> None:
     keeper = Keeper()
     good = obtain(folder, keeper)
-    replace_file(keeper.kept[0], good.weights.layout.specs, "e" * 32)
+    replace_file(keeper.kept[0], good.weights.layout.specs, "e" * 64)
     touch(folder / SINGLE_FILE)
     assert_equal(good, obtain(folder, keeper))
     assert log.lines == [
-        ("kept weights not used", {"reason": f"it holds the model {'e' * 32}, not {good.fingerprint}"})
+        ("kept weights not used", {"reason": f"it holds the model {'e' * 64}, not {good.fingerprint}"})
     ]
 
 
