@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import xxhash
+from blake3 import blake3
 
 from common.errors import CheckpointError
 from common.model_reading import read_model_json
@@ -17,10 +18,13 @@ class Vocabulary(msgspec.Struct, frozen=True):
     Attributes:
         size: token ids run from 0 to size - 1.
         tokenizer: hash of all tokens, merges and special tokens (`tokenizer_hash`), empty if it is not known.
+        former_tokenizer: their hash as earlier releases computed it (XXH3), for requests in their journals and for
+            nothing else: others can make another tokenizer of the same one.
     """
 
     size: int
     tokenizer: str
+    former_tokenizer: str = ""
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
@@ -29,7 +33,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     config = read_model_json(path, dict)
     if config is None or "vocab_size" not in config:
         raise CheckpointError(f"{path} has no vocab_size" if config is not None else f"there is no {path}")
-    return Vocabulary(checked_vocab_size(path, config["vocab_size"]), tokenizer_hash(folder))
+    tokens = _read_tokens(folder)
+    return Vocabulary(checked_vocab_size(path, config["vocab_size"]), _hash(tokens), _former_hash(tokens))
 
 
 def checked_vocab_size(path: Path, size: object) -> int:
@@ -40,26 +45,45 @@ def checked_vocab_size(path: Path, size: object) -> int:
 
 
 def tokenizer_hash(folder: Path) -> str:
-    """Hash of what a folder's tokenizer.json says about tokens, however it is written; empty if there is no such file.
+    """Hash what a folder's tokenizer.json says about tokens, however it is written; empty if there is no such file.
 
     Neither normalization nor the split into words is part of it: they decide which ids a text gets, and not what an id
     means.
 
+    Returns:
+        BLAKE3, 64 hex digits: nobody can make another tokenizer of the same one.
+
     Raises:
         CheckpointError: the file is malformed.
     """
+    return _hash(_read_tokens(folder))
+
+
+def _read_tokens(folder: Path) -> dict[str, Any] | None:
+    """What is hashed of a tokenizer.json; None if there is none."""
     content = read_tokenizer_file(folder)
     if content is None:
-        return ""
+        return None
     try:
         model = content["model"]
         added = [(token["id"], token["content"], token["special"]) for token in content.get("added_tokens") or []]
-        tokens = {"vocab": model["vocab"], "merges": _merges(model.get("merges") or []), "added": sorted(added)}
-    except (KeyError, TypeError, AttributeError) as error:
+        return {"vocab": model["vocab"], "merges": _merges(model.get("merges") or []), "added": sorted(added)}
+    except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
         raise CheckpointError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
-    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(tokens, order="sorted"))
 
 
-def _merges(merges: list[Any]) -> list[str]:
-    """Pairs as `a b`: older files have them like this, and newer ones as lists."""
-    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+def _merges(merges: list[Any]) -> list[list[str]]:
+    """Pairs as newer files have them; older ones have `a b`."""
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    return msgspec.convert(pairs, list[list[str]])
+
+
+def _hash(tokens: dict[str, Any] | None) -> str:
+    return "" if tokens is None else blake3(msgspec.msgpack.encode(tokens, order="sorted")).hexdigest()
+
+
+def _former_hash(tokens: dict[str, Any] | None) -> str:
+    if tokens is None:
+        return ""
+    merges = [" ".join(pair) for pair in tokens["merges"]]
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(tokens | {"merges": merges}, order="sorted"))

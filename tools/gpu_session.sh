@@ -38,7 +38,7 @@ CACHE_STAMP=/tmp/baton-triton.of           # of which kernels it is
 
 # Packages that the services and the tests need and the machine lacks, or has in a version of its own choice; in
 # constraints.txt's versions. NVIDIA's bindings are not among them: those of the machine fit its driver.
-PACKAGES=(structlog llguidance pynacl cffi pycparser fastapi starlette uvicorn pydantic pydantic_core annotated-types
+PACKAGES=(structlog blake3 llguidance pynacl cffi pycparser fastapi starlette uvicorn pydantic pydantic_core annotated-types
   typing-inspection opentelemetry-api click h11 httpx python-multipart pytest pluggy iniconfig pytest-timeout hypothesis
   sortedcontainers)
 

@@ -1,12 +1,15 @@
 """The safetensors files of a checkpoint: what is in them is checked before a byte of a tensor is read."""
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -32,6 +35,9 @@ class Checkpoint:
     A checkpoint of a model without its head, as embedding models are saved, has names without `model.`; here they have
     it, so that the same weights have the same names either way.
 
+    Tensors are hashed by threads, as many as torch computes with, on the CPUs that the calling thread may use now: a
+    thread begins with those of the one that starts it, which may be bound to one CPU by then.
+
     Args:
         folder: holds `model.safetensors`, or the shards that `model.safetensors.index.json` names.
 
@@ -51,6 +57,10 @@ class Checkpoint:
                 if missing := (expected or set()) - held:
                     raise CheckpointError(_complaint(f"{path} lacks what its index says it has", missing))
                 self._source.update(dict.fromkeys(held if expected is None else sorted(expected), shard))
+            cpus = os.sched_getaffinity(0)
+            self._hashing = ThreadPoolExecutor(
+                torch.get_num_threads(), "hash", initializer=lambda: os.sched_setaffinity(0, cpus)
+            )
             on_error.pop_all()
         has_head = any(name.startswith((_BASE, "lm_head.")) for name in self._source)
         self._stored_names = {(name if has_head else _BASE + name): name for name in self._source}
@@ -59,6 +69,7 @@ class Checkpoint:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._hashing.shutdown(cancel_futures=True)
         self._files.close()
 
     @property
@@ -77,6 +88,11 @@ class Checkpoint:
         stored = self._stored_names[name]
         tensor: Tensor = self._source[stored].get_tensor(stored)
         return tensor
+
+    def digest(self, name: str) -> Future[bytes]:
+        """Hash a tensor's bytes as they are stored (BLAKE3, 32 bytes) in a thread."""
+        stored = self.read(name).contiguous().view(torch.uint8).numpy()
+        return self._hashing.submit(lambda: blake3(stored.data).digest())
 
     def _open(self, path: Path) -> Any:
         try:

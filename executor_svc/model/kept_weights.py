@@ -175,14 +175,14 @@ class _OneKind:
         try:
             writer = self._writer()
         except BatonError as error:
-            log.warning("weights cannot be shared", reason=str(error))
-            self._keeper.reads_for_itself()
+            self._cannot_share(str(error))
             new = new_in_process(self._device)
             return LoadedWeights(*read_weights(checkpoint, self._layout, self._device, group, new))
         with writer:
             weights, fingerprint = read_weights(checkpoint, self._layout, self._device, group, writer.new)
             if not _is_unchanged(checkpoint, self._layout, source):
-                source = ""  # the files are not those that were read
+                self._cannot_share("the checkpoint's files changed while they were read")
+                return LoadedWeights(weights, fingerprint)
             same = self.find(fingerprint=fingerprint)
             if verify:
                 log.info("weights verified", fingerprint=fingerprint, kept=same is not None)
@@ -198,6 +198,11 @@ class _OneKind:
                 log.warning("weights not deposited", reason=str(error))
                 held = None
         return LoadedWeights(weights, fingerprint, held)
+
+    def _cannot_share(self, reason: str) -> None:
+        """Tell others not to wait for what this process reads."""
+        log.warning("weights cannot be shared", reason=reason)
+        self._keeper.reads_for_itself()
 
     def _writer(self) -> WeightWriter:
         """A new file. If there is no room, weights that no executor uses go, and then pools: one may be this one's."""

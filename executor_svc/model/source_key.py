@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-import xxhash
+import msgspec
+from blake3 import blake3
 
 from common.errors import CheckpointError
 from common.model_reading import MAX_INDEX_BYTES, read_model_file
@@ -10,12 +11,12 @@ from executor_svc.model.checkpoint import INDEX_FILE, stored_files
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.weights import identity
 
-_VERSION = 1
+_VERSION = 2
 _MAX_HEADER_BYTES = 100_000_000  # of the format: safetensors itself reads no longer one
 
 
 def source_key(folder: Path, config: Qwen3Config) -> str:
-    """Hash over the configuration, and over each file of weights: name, device, inode, size, times, and its header.
+    """BLAKE3 over the configuration, and over each file of weights: name, device, inode, size, times, and its header.
 
     The time of the last change of an inode is among them, which no program can set back: who writes into a file in
     place and restores its modification time is noticed, too. Anything that differs means other weights, perhaps.
@@ -23,9 +24,7 @@ def source_key(folder: Path, config: Qwen3Config) -> str:
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
-    key = xxhash.xxh3_128(f"baton source {_VERSION}\n".encode())
-    key.update(identity(config))
-    key.update(read_model_file(folder / INDEX_FILE, MAX_INDEX_BYTES) or b"")
+    files = []
     for path in sorted(stored_files(folder)):
         try:
             with path.open("rb") as file:
@@ -35,6 +34,7 @@ def source_key(folder: Path, config: Qwen3Config) -> str:
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
         times = (state.st_mtime_ns, state.st_ctime_ns)
-        key.update(repr((path.name, state.st_dev, state.st_ino, state.st_size, *times, length)).encode())
-        key.update(header)
-    return key.hexdigest()
+        facts = (path.name, state.st_dev, state.st_ino, state.st_size, *times, length)
+        files.append((*facts, blake3(header).digest()))
+    index = read_model_file(folder / INDEX_FILE, MAX_INDEX_BYTES)
+    return blake3(msgspec.msgpack.encode((_VERSION, identity(config), index, files))).hexdigest()

@@ -1,7 +1,8 @@
 """Prepared weights in one piece of memory that says itself what is in it: a file, whatever device it is on.
 
 The tensors lie one after the other from the beginning. At the end are a manifest of their names, dtypes, shapes and
-places, and behind it a trailer with the manifest's length and hash.
+places, and behind it a trailer with the manifest's length and checksum. The checksum shows accidents and no forgery:
+whoever can write the manifest can write the checksum, too.
 """
 
 import struct
@@ -17,11 +18,11 @@ from common.messages import WeightsKind
 from executor_svc.model.packing import TensorSpec
 from executor_svc.model.weight_memory import WeightMemories
 
-FORMAT_VERSION = 2
-"""Also of what tensors are called: files of other versions are never found."""
+FORMAT_VERSION = 3
+"""Also of what tensors are called, and of the fingerprint: files of other versions are never found."""
 ALIGNMENT = 256
 """Bytes: what CUDA's own allocations have at least, and kernels may count on. A CPU's cache line is 64."""
-FINGERPRINT_CHARS = 32
+FINGERPRINT_CHARS = 64
 
 _MAGIC = b"BatonWts"
 _TRAILER = struct.Struct("<8sQQ")  # magic, the manifest's length, its xxh3_64

@@ -3,12 +3,12 @@ model: tensors stream from the files into their places in a fused matrix, which 
 what it keeps; the ranks share out the hashing."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
-import xxhash
+from blake3 import blake3
 from torch import Tensor
 
 from executor_svc.model.checkpoint import Checkpoint, check_tensors
@@ -51,9 +51,10 @@ def read_weights(
         new: called once for each tensor that the layout names.
 
     Returns:
-        The weights, and the model's fingerprint: xxh3_128 (32 hex digits) over the configuration and over the name and
-        the xxh3_128 of the stored bytes of every tensor that is used. Neither the files they are in nor the dtype nor
-        the packing nor the number of ranks changes it, and it is the same on every rank.
+        The weights, and the model's fingerprint: BLAKE3 (64 hex digits) over the configuration and over the name, the
+        stored dtype and the BLAKE3 of the stored bytes of every tensor that is used. Neither the files they are in nor
+        the layout's dtype nor the packing nor the number of ranks changes it, and it is the same on every rank. It says
+        whose weights a keeper gives to whom, so nobody may be able to make other weights of the same one.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, of another shape than the configuration says, or stored in
@@ -66,11 +67,17 @@ def read_weights(
     for parameter in layout.parameters:
         reading.add(parameter)
     weights = Weights(layout, reading.tensors)
-    return weights, _fingerprint(layout.config, names, reading.digests, device, group)
+    digests = _shared(reading.digests, len(names), device, group)
+    stored = [(name, checkpoint.header(name)[1], digest) for name, digest in zip(names, digests, strict=True)]
+    return weights, blake3(msgspec.msgpack.encode((identity(layout.config), stored))).hexdigest()
 
 
 class _Reading:
-    """The weights that were prepared so far, and the digests of the stored tensors."""
+    """The weights that were prepared so far.
+
+    Attributes:
+        digests: of the stored tensors that this rank hashes, by their place among all names.
+    """
 
     def __init__(
         self,
@@ -82,7 +89,7 @@ class _Reading:
         names: Sequence[str],
     ) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.digests = np.zeros((len(names), 4), dtype=np.int32)
+        self.digests: dict[int, Future[bytes]] = {}
         self._checkpoint = checkpoint
         self._layout = layout
         self._device = device
@@ -124,28 +131,20 @@ class _Reading:
         if target is not None and parameter.padding is not None:
             target[parameter.padding :] = 0
         for stored in parameter.stored:
-            if target is None and stored.name not in self._hashed:
-                continue
-            tensor = self._checkpoint.read(stored.name)
             if target is not None:
-                target[stored.target].copy_(tensor[stored.part])
-            if stored.name in self._hashed:
-                in_memory = tensor.contiguous().view(torch.uint8).numpy()
-                digest = xxhash.xxh3_128_digest(in_memory.data)
-                self.digests[self._hashed[stored.name]] = np.frombuffer(digest, dtype=np.int32)
+                target[stored.target].copy_(self._checkpoint.read(stored.name)[stored.part])
+            if stored.name in self._hashed:  # after the copy: what is not in memory is read once, and in order
+                self.digests[self._hashed[stored.name]] = self._checkpoint.digest(stored.name)
 
 
-def _fingerprint(
-    config: Qwen3Config, names: Sequence[str], digests: npt.NDArray[np.int32], device: torch.device, group: RankGroup
-) -> str:
-    """Hash all ranks' digests; each rank has zeros for the tensors that other ranks hashed."""
-    total = torch.from_numpy(digests).to(device)
+def _shared(own: dict[int, Future[bytes]], num_names: int, device: torch.device, group: RankGroup) -> list[bytes]:
+    """The digests of all tensors: each rank has zeros for those that other ranks hashed, and all are added up."""
+    digests = np.zeros((num_names, blake3.digest_size), dtype=np.uint8)
+    for place, digest in own.items():
+        digests[place] = np.frombuffer(digest.result(), dtype=np.uint8)
+    total = torch.from_numpy(digests.view(np.int32)).to(device)
     group.all_reduce(total)
-    digest = xxhash.xxh3_128(identity(config))
-    for name, hashed in zip(names, total.cpu().numpy(), strict=True):
-        digest.update(name.encode())
-        digest.update(hashed.tobytes())
-    return digest.hexdigest()
+    return [row.tobytes() for row in total.cpu().numpy()]
 
 
 def identity(config: Qwen3Config) -> bytes:

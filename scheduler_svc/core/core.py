@@ -61,7 +61,7 @@ class Core:
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
             client_ids=config.client_ids,
-            tokenizers={task: vocabulary.tokenizer for task, vocabulary in config.vocabularies.items()},
+            vocabularies=config.vocabularies,
             reconnect_grace_s=config.reconnect_grace_s,
             return_within_s=config.return_within_s,
         )

@@ -9,6 +9,11 @@ from common.errors import CheckpointError
 from common.model_files import DEMO_MODEL_DIR
 from common.vocabulary import read_vocabulary, tokenizer_hash
 
+SMALL = {
+    "model": {"vocab": {"a": 0, "b": 1, "c": 2, "a b": 3, "b c": 4, "a b c": 5}, "merges": [["a", "b c"]]},
+    "added_tokens": [{"id": 6, "content": "<end>", "special": True}],
+}
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -63,9 +68,27 @@ def test_another_way_to_write_it_gives_the_same(folder, edit):
     assert tokenizer_hash(folder) == tokenizer_hash(DEMO_MODEL_DIR) != ""
 
 
+def test_merges_that_read_the_same_are_not_the_same(folder):
+    """Earlier releases hashed them as text, and hashed the text so that others could find another one."""
+    (folder / "tokenizer.json").write_text(json.dumps(SMALL))
+    before = read_vocabulary(folder)
+    change(folder, lambda content: content["model"].update(merges=[["a b", "c"]]))
+    after = read_vocabulary(folder)
+    assert after.tokenizer != before.tokenizer
+    assert after.former_tokenizer == before.former_tokenizer
+
+
+@pytest.mark.parametrize("merges", [[["a", "b c"], ["a", "b"]], ["a b c", "a b"]])
+def test_the_hash_of_earlier_releases(folder, merges):
+    """In their journals it stays what they wrote."""
+    content = {"model": {"vocab": SMALL["model"]["vocab"], "merges": merges}, "added_tokens": SMALL["added_tokens"]}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert read_vocabulary(folder).former_tokenizer == "77c7b07b84ede5d24e498f27bc3f408c"
+
+
 def test_a_model_without_a_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
-    assert read_vocabulary(folder).tokenizer == ""
+    assert read_vocabulary(folder).tokenizer == read_vocabulary(folder).former_tokenizer == ""
     assert read_vocabulary(folder).size == read_vocabulary(DEMO_MODEL_DIR).size
 
 

@@ -50,7 +50,7 @@ def write(specs: dict[str, TensorSpec] = SPECS, kind: WeightsKind = KIND) -> tup
         tensors = {name: writer.new(name, spec) for name, spec in specs.items()}
         for seed, (name, tensor) in enumerate(tensors.items()):
             tensor.view(-1).view(torch.uint8).copy_(content(specs[name], seed))
-        writer.seal("f" * 32)
+        writer.seal("f" * 64)
         return os.dup(writer.descriptor), tensors
 
 
@@ -69,7 +69,7 @@ def test_what_goes_in_comes_out(specs: dict[str, TensorSpec]) -> None:
     os.close(memory)
     manifest, _ = weight_file._read_manifest(whole_file)
     tensors, fingerprint = read_tensors(whole_file, specs, KIND)
-    assert (fingerprint, manifest.fingerprint, manifest.kind) == ("f" * 32, "f" * 32, KIND)
+    assert (fingerprint, manifest.fingerprint, manifest.kind) == ("f" * 64, "f" * 64, KIND)
     assert list(manifest.tensors) == list(place_tensors(specs)[0])
     for seed, (name, spec) in enumerate(specs.items()):
         for tensor in (tensors[name], written[name]):
@@ -84,7 +84,7 @@ def test_tensors_that_meet_in_a_huge_page() -> None:
     with WeightWriter(specs, KIND, MEMFDS) as writer:
         for seed, (name, spec) in enumerate(specs.items()):
             writer.new(name, spec).copy_(content(spec, seed))
-        writer.seal("f" * 32)
+        writer.seal("f" * 64)
         tensors = read(writer.descriptor, specs)
     assert all(torch.equal(tensors[name], content(spec, seed)) for seed, (name, spec) in enumerate(specs.items()))
 
@@ -235,8 +235,8 @@ def test_no_other_file_is_taken_for_one(make: Callable[[], int], reason: str) ->
         (lambda: bytes(1000), "no file of weights"),
         (lambda: whole()[-24:], "its manifest has [0-9]+ bytes, and the file 24"),
         (garbled, "its manifest is damaged"),
-        (lambda: forged(lambda manifest: msgspec.structs.replace(manifest, version=1)), "version 1, not 2"),
-        (lambda: forged(lambda _: {"version": 2}), "cannot be read: .* missing required field"),
+        (lambda: forged(lambda manifest: msgspec.structs.replace(manifest, version=1)), "version 1, not 3"),
+        (lambda: forged(lambda _: {"version": 3}), "cannot be read: .* missing required field"),
         (lambda: forged(lambda manifest: [1]), "cannot be read"),
         (lambda: forged(lambda manifest: msgspec.structs.replace(manifest, kind=replace_kind(rank=1))), "another kind"),
         (lambda: forged(entry(0, name="emb")), r"other tensors: emb, embedding \(2 differ\)"),

@@ -158,7 +158,7 @@ def test_fingerprint_is_of_content_not_of_layout(checkpoint: Make, edited: Calla
     _, single = load(checkpoint(preset="tiny", num_layers=2))
     _, shards = load(checkpoint(preset="tiny", num_layers=2, shards=3))
     _, cast = load(checkpoint(preset="tiny", num_layers=2), torch.bfloat16)
-    assert re.fullmatch("[0-9a-f]{32}", single)
+    assert re.fullmatch("[0-9a-f]{64}", single)
     assert single == shards == cast
     _, other_seed = load(checkpoint(preset="tiny", num_layers=2, seed=1))
     _, other_theta = load(checkpoint(preset="tiny", num_layers=2, rope={"rope_type": "default", "rope_theta": 1e6}))

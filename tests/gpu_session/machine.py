@@ -17,7 +17,8 @@ from typing import Any
 
 PACKAGES = (
     "torch", "triton", "transformers", "flash_attn", "numpy", "safetensors", "tokenizers", "zmq", "msgspec", "xxhash",
-    "structlog", "nacl", "llguidance", "fastapi", "uvicorn", "httpx", "click", "pytest", "pytest_timeout", "hypothesis",
+    "blake3", "structlog", "nacl", "llguidance", "fastapi", "uvicorn", "httpx", "click", "pytest", "pytest_timeout",
+    "hypothesis",
 )  # fmt: skip
 MODULES = ("scheduler_svc.__main__", "scheduler_svc.frontend.__main__", "executor_svc.__main__")
 VARIABLES = (

@@ -16,8 +16,8 @@ from tests.support.service import Service, restart, undisturbed
 ROOT = Path(__file__).parents[2]
 
 
-def vocabulary(tokenizer):
-    return Vocabulary(LIMITS.vocab_size, tokenizer)
+def vocabulary(tokenizer, former=""):
+    return Vocabulary(LIMITS.vocab_size, tokenizer, former)
 
 
 def life(tokenizer):
@@ -53,7 +53,7 @@ def test_a_prompt_of_another_tokenizer_loses_its_log_probabilities_although_ther
     params = SamplingRecord(max_tokens=9, prompt_logprobs=1)
     told = Progress(ending=Ending("cancelled"), prompt_logprob_ids=bytes(8), prompt_logprobs=bytes(8))
     record = RequestRecord(0, 0.0, SubmitRecord("a", bytes(12), params), (told,), tokenizer="old")
-    (kept,), ended = of_this_tokenizer([record], {"generate": "new"})
+    (kept,), ended = of_this_tokenizer([record], {"generate": vocabulary("new")})
     assert ended == ["a"]
     assert (kept.progress[0].num_bytes, kept.progress[0].ending.code) == (0, "tokenizer_changed")
 
@@ -74,6 +74,17 @@ def test_a_request_stays_bound_to_its_tokenizer_life_after_life():
     _, batch = restart([life("old")], vocabulary=vocabulary("old"))
     third, _ = restart([batch.payload], vocabulary=vocabulary("new"))
     assert attach(third, "going") == ([], "tokenizer_changed")
+
+
+def test_a_request_of_an_earlier_release_goes_on_although_its_hash_is_another_one():
+    """That release said `former` of the tokenizer that is `now`."""
+    again, batch = restart([life("former")], vocabulary=vocabulary("now", "former"))
+    assert attach(again, "going")[1] is None
+    assert not again.events("requests ended: their tokenizer is gone")
+    third, _ = restart([batch.payload], vocabulary=vocabulary("now"))
+    assert attach(third, "going")[1] is None, "from now on it is bound to the present hash"
+    other, _ = restart([batch.payload], vocabulary=vocabulary("new", "former"))
+    assert attach(other, "going")[1] == "tokenizer_changed", "who forges the former hash gains nothing any more"
 
 
 def test_an_unknown_tokenizer_is_no_reason_to_end_a_request():

@@ -1,7 +1,8 @@
 """How records stand in a batch: each with a checksum, between two copies of a table of their lengths. Pure.
 
 So damage to one record takes no other with it, and damage to one table takes none. There is nothing to search for: what
-clients send stands in records, and no content of a record may be taken for the beginning of another.
+clients send stands in records, and no content of a record may be taken for the beginning of another. Checksums show
+accidents: who can write the journal's file can write these, too.
 """
 
 import struct

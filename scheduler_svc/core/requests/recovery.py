@@ -7,6 +7,7 @@ from typing import cast
 import msgspec
 
 from common.messages import Task
+from common.vocabulary import Vocabulary
 from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import Capacity
 from scheduler_svc.core.requests.journal_records import Ending, ExecutorRecord, LifeRecord, Progress, RequestRecord
@@ -20,6 +21,7 @@ SURVIVED_AFTER_S = 60.0
 RESUME_WITHIN_S = 600.0  # of the last write; clients of a service that was gone for longer have given up
 KEY_REVOKED = "the API key of this request was revoked"
 TOKENIZER_GONE = "the scheduler serves a model with another tokenizer than this request began with; send it again"
+_UNKNOWN = Vocabulary(0, "")
 
 
 @dataclass(frozen=True)
@@ -158,21 +160,24 @@ def life_record(crashes: int, executors: Mapping[str, Capacity]) -> LifeRecord:
 
 
 def of_this_tokenizer(
-    records: list[RequestRecord], tokenizers: Mapping[Task, str]
+    records: list[RequestRecord], vocabularies: Mapping[Task, Vocabulary]
 ) -> tuple[list[RequestRecord], list[str]]:
     """End the requests whose token ids mean something else now: going on would change the text that a client has.
 
     Args:
-        tokenizers: by task, hash of the one that is served; empty, or none, if it is not known.
+        vocabularies: by task, that of the model that is served; none where it is not known.
 
     Returns:
         The requests, and the ids of those that are ended for it. These lose their tokens, and the log-probabilities of
-        their prompts, also those that had ended: no text can be made of them any more.
+        their prompts, also those that had ended: no text can be made of them any more. Those that an earlier release
+        has bound to this tokenizer by its former hash are bound to it by the present one.
     """
     kept, ended = [], []
-    for record in records:
-        tokenizer = tokenizers.get(record.submit.params.task, "")
-        is_foreign = record.tokenizer and tokenizer and record.tokenizer != tokenizer
+    for each in records:
+        served = vocabularies.get(each.submit.params.task, _UNKNOWN)
+        is_former = each.tokenizer and each.tokenizer == served.former_tokenizer
+        record = msgspec.structs.replace(each, tokenizer=served.tokenizer) if is_former else each
+        is_foreign = record.tokenizer and served.tokenizer and record.tokenizer != served.tokenizer
         if is_foreign and any(told.ending is None or told.num_bytes for told in record.progress):
             ended.append(record.submit.request_id)
             gone = Progress(ending=Ending("error", TOKENIZER_GONE, "tokenizer_changed"))

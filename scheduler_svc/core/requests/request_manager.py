@@ -11,6 +11,7 @@ import msgspec
 
 from common import messages as m
 from common.errors import RequestRejected
+from common.vocabulary import Vocabulary
 from scheduler_svc.core.actions import Action, EndFrontend, Level, Peer, log_line
 from scheduler_svc.core.requests import log_lines
 from scheduler_svc.core.requests.announcements import Acceptance, Announcement, Attachment
@@ -63,7 +64,7 @@ class RequestManager:
         counters: count what happens to them.
         journal, first_batch: whether there is one, and the number of its next batch.
         wall_offset_s: what to add to the caller's time to get the time on the journal's timeline.
-        tokenizers: by task, hash of the one that is served; empty, or none, if it is not known.
+        vocabularies: by task, that of the model that is served; none where it is not known.
         reconnect_grace_s: how long a request without a reader goes on.
         return_within_s: how long a restored one waits for its client at least.
 
@@ -82,7 +83,7 @@ class RequestManager:
         first_batch: int,
         *,
         wall_offset_s: float = 0.0,
-        tokenizers: Mapping[m.Task, str] | None = None,
+        vocabularies: Mapping[m.Task, Vocabulary] | None = None,
         client_ids: Mapping[str, str] | None = None,
         reconnect_grace_s: float = RECONNECT_GRACE_S,
         return_within_s: float = RETURN_WITHIN_S,
@@ -94,7 +95,7 @@ class RequestManager:
         self._scheduler = scheduler
         self._counters = counters
         self._wall_offset_s = wall_offset_s
-        self._tokenizers = tokenizers or {}
+        self._vocabularies = vocabularies or {}
         self._client_ids = client_ids or {}
         self._grace_s = reconnect_grace_s
         self._return_s = max(return_within_s, reconnect_grace_s)
@@ -125,8 +126,8 @@ class RequestManager:
                 log_line("debug", "request refused", request=submit.request_id, code=refusal.code, reason=str(refusal))
             ]
         submit = msgspec.structs.replace(submit, params=sequences[0].params)  # a default max_tokens may have been cut
-        tokenizer = self._tokenizers.get(submit.params.task, "")
-        request = Request(submit, sequences, now, peer, tokenizer=tokenizer)
+        vocabulary = self._vocabularies.get(submit.params.task)
+        request = Request(submit, sequences, now, peer, tokenizer=vocabulary.tokenizer if vocabulary else "")
         self._enter(request, now)
         self._counters.submitted(sequences, now)
         self.outbox.open(peer, submit, sequences)
@@ -280,7 +281,7 @@ class RequestManager:
         self._scheduler.remember(remembered(life, records))
         records = [record for record in records if can_return(record.submit)]
         records, given_up = self._crash_count.begin(life.crashes, records, now)
-        records, foreign = of_this_tokenizer(records, self._tokenizers)
+        records, foreign = of_this_tokenizer(records, self._vocabularies)
         records, keyless = of_these_clients(records, self._client_ids)
         num_open = 0
         for record in records:
