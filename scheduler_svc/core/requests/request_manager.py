@@ -65,6 +65,7 @@ class RequestManager:
         journal, first_batch: whether there is one, and the number of its next batch.
         wall_offset_s: what to add to the caller's time to get the time on the journal's timeline.
         vocabularies: by task, that of the model that is served; none where it is not known.
+        client_ids: of all API keys, by their names, for a journal whose release knew no ids; none without keys.
         reconnect_grace_s: how long a request without a reader goes on.
         return_within_s: how long a restored one waits for its client at least.
 
