@@ -167,7 +167,7 @@ def measure(storm: str, num_executors: int, waiting: int, speed: float) -> dict[
     figures |= {"ms_turn_max": round(longest, 1), "ms_turn_p99": round(np.percentile([ms for _, ms in turns], 99), 1)}
     figures |= {"phase": phase, "s_cpu": round(sum(ms for _, ms in turns) / 1e3, 2)}
     if storm in OF_EXECUTORS:
-        figures["s_planning"] = round(planning_ms / 1e3, 2) if is_planning else None
+        figures["s_planning"] = round(planning_ms / 1e3, 4) if is_planning else None
     return figures
 
 

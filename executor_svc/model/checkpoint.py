@@ -1,6 +1,7 @@
 """The safetensors files of a checkpoint: what is in them is checked before a byte of a tensor is read."""
 
 import os
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -36,7 +37,8 @@ class Checkpoint:
     it, so that the same weights have the same names either way.
 
     Tensors are hashed by threads, as many as torch computes with, on the CPUs that the calling thread may use now: a
-    thread begins with those of the one that starts it, which may be bound to one CPU by then.
+    thread begins with those of the one that starts it, which may be bound to one CPU by then. No more tensors wait for
+    that than there are threads: what is not in memory is read once, and no second copy of a model is held.
 
     Args:
         folder: holds `model.safetensors`, or the shards that `model.safetensors.index.json` names.
@@ -57,10 +59,11 @@ class Checkpoint:
                 if missing := (expected or set()) - held:
                     raise CheckpointError(_complaint(f"{path} lacks what its index says it has", missing))
                 self._source.update(dict.fromkeys(held if expected is None else sorted(expected), shard))
-            cpus = os.sched_getaffinity(0)
+            cpus, self._num_threads = os.sched_getaffinity(0), torch.get_num_threads()
             self._hashing = ThreadPoolExecutor(
-                torch.get_num_threads(), "hash", initializer=lambda: os.sched_setaffinity(0, cpus)
+                self._num_threads, "hash", initializer=lambda: os.sched_setaffinity(0, cpus)
             )
+            self._being_hashed: deque[Future[bytes]] = deque()
             on_error.pop_all()
         has_head = any(name.startswith((_BASE, "lm_head.")) for name in self._source)
         self._stored_names = {(name if has_head else _BASE + name): name for name in self._source}
@@ -90,9 +93,12 @@ class Checkpoint:
         return tensor
 
     def digest(self, name: str) -> Future[bytes]:
-        """Hash a tensor's bytes as they are stored (BLAKE3, 32 bytes) in a thread."""
+        """Hash a tensor's bytes as they are stored (BLAKE3, 32 bytes) in a thread; wait for one if all have work."""
+        if len(self._being_hashed) == self._num_threads:
+            self._being_hashed.popleft().result()
         stored = self.read(name).contiguous().view(torch.uint8).numpy()
-        return self._hashing.submit(lambda: blake3(stored.data).digest())
+        self._being_hashed.append(self._hashing.submit(lambda: blake3(stored.data).digest()))
+        return self._being_hashed[-1]
 
     def _open(self, path: Path) -> Any:
         try:

@@ -148,7 +148,8 @@ def test_instruction_sets_agree(checkpoint: Make, tokens: list[int], monkeypatch
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_there_are_never_two_copies_of_a_model(checkpoint: Make, tied: bool) -> None:
-    """While weights are read, memory holds what is prepared so far and one matrix that is not packed yet."""
+    """While weights are read, memory holds what is prepared so far, one matrix that is not packed yet, and what each
+    thread hashes."""
     folder = checkpoint(preset="0.6B", dtype=torch.bfloat16, tied=tied, num_layers=1)
     config = read_config(folder)
     layout = WeightLayout(config, Shard.of(config), torch.bfloat16, CpuPlatform(1).packing(config, torch.bfloat16))
@@ -157,7 +158,7 @@ def test_there_are_never_two_copies_of_a_model(checkpoint: Make, tied: bool) -> 
 
     def new(name: str, spec: TensorSpec) -> torch.Tensor:
         nonlocal prepared
-        assert tensor_bytes() - before <= prepared + largest
+        assert tensor_bytes() - before <= prepared + largest * (1 + torch.get_num_threads())
         prepared += spec.num_bytes
         return torch.empty(spec.shape, dtype=spec.dtype)
 
