@@ -16,7 +16,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid; SO_PEERCRED
 
 
 def default_socket() -> Path:
-    """`keeper.sock` in `$XDG_RUNTIME_DIR/baton`, or where that cannot be used in `/tmp/baton-UID` or `~/.baton`.
+    """`keeper.sock` in `$XDG_RUNTIME_DIR/baton`, or where that cannot be used in `/tmp/baton-UID` or `~/.baton-HOST`.
 
     Anyone could have made the folder in /tmp before, so it is not the last. Of the two, the one in which there is a
     socket comes first, so that keeper, executors and client find the same one.
@@ -24,7 +24,7 @@ def default_socket() -> Path:
     runtime_dir, home = os.environ.get("XDG_RUNTIME_DIR"), os.path.expanduser("~")  # "~" for a user without one
     if runtime_dir and _is_usable(folder := Path(runtime_dir, "baton")):
         return folder / NAME
-    usual, other = Path(f"/tmp/baton-{os.geteuid()}"), Path(home, ".baton")  # noqa: S108  (checked)
+    usual, other = Path(f"/tmp/baton-{os.geteuid()}"), Path(home, f".baton-{socket.gethostname()}")  # noqa: S108  (checked)
     return first_of_ours([usual, other] if _is_usable(other) else [usual], NAME) / NAME
 
 

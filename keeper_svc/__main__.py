@@ -34,7 +34,7 @@ log = get_logger("keeper")
     envvar="BATON_KEEPER_SOCKET",
     show_envvar=True,
     help="Where to listen, in a folder that only this user can open.  "
-    "[default: keeper.sock in $XDG_RUNTIME_DIR/baton, /tmp/baton-UID or ~/.baton]",
+    "[default: keeper.sock in $XDG_RUNTIME_DIR/baton, /tmp/baton-UID or ~/.baton-HOST]",
 )
 @click.option(
     "--max-memory",

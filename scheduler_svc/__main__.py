@@ -154,7 +154,9 @@ def main(
             curve = ServerCurve.load(curve_keys) if curve_keys is not None else None
             # Only frontends need the file, but a mistake in it is to end this command.
             keys = read_key_file(api_keys_file) if api_keys_file is not None else ()
-            client_ids = {key.name: key.client_id for key in (*keys, *map(unnamed, plain_keys()))}
+            plain = plain_keys()
+            needs_keys = api_keys_file is not None or bool(plain)
+            client_ids = {key.name: key.client_id for key in (*keys, *map(unnamed, plain))} if needs_keys else None
             group = kv_events.cache_group if kv_events is not None else None
             if frontends and group is not None and all(key.cache_group != group for key in keys):
                 log.warning("no API key has the cache group that routers are told of", cache_group=group)
@@ -253,7 +255,7 @@ def _scale(min_executors: int | None, max_executors: int | None, target_ttft_s: 
 def _worker(
     store: StoreOptions,
     arguments: list[str],
-    client_ids: Mapping[str, str],
+    client_ids: Mapping[str, str] | None,
     stack: contextlib.ExitStack,
     is_stopping: Callable[[], bool],
 ) -> WorkerStart | None:

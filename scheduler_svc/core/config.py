@@ -30,7 +30,7 @@ class CoreConfig:
         journal: OK with a journal, else OFF.
         first_batch: number of the first batch for the journal; above all that are in it.
         scale: between which sizes the fleet is to move; None if its size is not decided here.
-        client_ids: of all API keys, by their names, for a journal whose release knew no ids; empty without keys.
+        client_ids: of all API keys, by their names, for a journal of a release without ids; None if nobody needs a key.
         wall_offset_s: what to add to the caller's time to get the time on the journal's timeline (`journal_time.py`).
     """
 
@@ -46,7 +46,7 @@ class CoreConfig:
     journal: JournalState = JournalState.OFF
     first_batch: int = 1
     scale: ScaleSettings | None = None
-    client_ids: Mapping[str, str] = field(default_factory=dict)
+    client_ids: Mapping[str, str] | None = None
     wall_offset_s: float = 0.0
 
     @property

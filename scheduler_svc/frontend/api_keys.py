@@ -4,7 +4,7 @@ import hmac
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.logging import get_logger
@@ -29,6 +29,7 @@ class ApiClient:
         may_read_status: it may read /status and /metrics, which tell of all clients.
         min_priority: the lowest priority value that its requests may have.
         cache_domain: cached prefixes are shared within it only; empty without keys.
+        sha256: of the key that was sent; empty without one. A client may have two.
     """
 
     id: str
@@ -38,6 +39,7 @@ class ApiClient:
     may_read_status: bool
     min_priority: int = -MAX_PRIORITY
     cache_domain: str = ""
+    sha256: str = field(default="", repr=False)
 
 
 class ApiKeys:
@@ -52,7 +54,7 @@ class ApiKeys:
     """
 
     def __init__(self, plain: Sequence[str] = (), path: Path | None = None) -> None:
-        self._plain = [(digest(key), _client_of(unnamed(key))) for key in plain]
+        self._plain = [_client_of(unnamed(key)) for key in plain]
         self._path = path
         self._seen = self._look()
         self._clients = [*self._plain, *self._read()]
@@ -71,16 +73,21 @@ class ApiKeys:
 
     @property
     def _ids(self) -> frozenset[str]:
-        return frozenset(client.id for _, client in self._clients)
+        return frozenset(client.id for client in self._clients)
 
     def client_of(self, key: str) -> ApiClient | None:
         """The client with this key; None if there is none."""
         self._reload_if_due()
         sent, found = digest(key), None
-        for kept, client in self._clients:  # all of them, so that the time this takes tells nothing about any key
-            if hmac.compare_digest(sent, kept):
+        for client in self._clients:  # all of them, so that the time this takes tells nothing about any key
+            if hmac.compare_digest(sent, client.sha256):
                 found = client
         return found
+
+    def has(self, client: ApiClient) -> bool:
+        """Whether the key with which a client came is still there, with the same rights."""
+        self._reload_if_due()
+        return not self.are_required or client in self._clients
 
     def of_id(self, client_id: str) -> ApiClient | None:
         """The client with this id, for what it has left to be done; None if it has no key. Without keys there is one
@@ -88,7 +95,7 @@ class ApiKeys:
         if not self.are_required:
             return ApiClient("", "", 0, is_admin=False, may_read_status=False) if not client_id else None
         self._reload_if_due()
-        return next((client for _, client in reversed(self._clients) if client.id == client_id), None)
+        return next((client for client in reversed(self._clients) if client.id == client_id), None)
 
     def newly_revoked(self) -> list[ApiClient]:
         """Clients whose keys were there, and were missing when the file was read whole, and again `REVOKED_AFTER_S`
@@ -124,14 +131,13 @@ class ApiKeys:
         before, self._clients = self._clients, clients
         ids, now = self._ids, time.monotonic()
         self._missing = {client_id: found for client_id, found in self._missing.items() if client_id not in ids}
-        for _, client in before:
+        for client in before:
             if client.id not in ids:
                 self._missing.setdefault(client.id, (client, now))
         return True
 
-    def _read(self) -> list[tuple[str, ApiClient]]:
-        keys = read_key_file(self._path) if self._path is not None else ()
-        return [(key.sha256, _client_of(key)) for key in keys]
+    def _read(self) -> list[ApiClient]:
+        return [_client_of(key) for key in read_key_file(self._path)] if self._path is not None else []
 
     def _look(self) -> tuple[int, ...] | None:
         """A value that is equal as long as the file has not changed; None if there is no file."""
@@ -151,4 +157,5 @@ def _client_of(key: ApiKey) -> ApiClient:
         may_read_status=key.admin or key.metrics,
         min_priority=-MAX_PRIORITY if key.admin else key.min_priority,
         cache_domain=f"key {key.client_id}" if key.cache_group is None else f"group {key.cache_group}",
+        sha256=key.sha256,
     )

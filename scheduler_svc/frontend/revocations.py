@@ -6,12 +6,13 @@ long before that.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 from common.errors import RequestRejected
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.batch_objects import BatchError, errors_json
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.storing.storage import Storage
 from scheduler_svc.store import owners
@@ -19,6 +20,7 @@ from scheduler_svc.store.errors import StoreError
 from scheduler_svc.store.store_thread import SERVICE
 
 INTERVAL_S = 1.0
+AGAIN_S = 60.0  # later once more: for requests whose heads came with the key, and whose bodies or turns came after it
 
 _ERRORS = errors_json([BatchError("invalid_api_key", "The API key of this batch was revoked.")])
 
@@ -36,19 +38,31 @@ class Revocations:
         self._keys = keys
         self._link = link
         self._storage = storage
-        self._to_end: dict[str, ApiClient] = {}  # by id
+        self._due: dict[str, list[float]] = {}  # when to end what a client has open, by its id
 
     async def run(self) -> None:
         """Until cancelled. What cannot be done now is tried again."""
         while True:
-            for client in self._keys.newly_revoked():
-                log.warning("API key revoked, ending what it has open", client=client.name, id=client.id)
-                self._to_end[client.id] = client
-            for client_id in list(self._to_end):
+            try:
+                await self._look()
+            except Exception:
+                log.exception("internal error")
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _look(self) -> None:
+        now = time.monotonic()
+        for client in self._keys.newly_revoked():
+            log.warning("API key revoked, ending what it has open", client=client.name, id=client.id)
+            self._due[client.id] = [now, now + AGAIN_S]
+        for client_id, times in list(self._due.items()):
+            if self._keys.of_id(client_id) is not None:  # it is back
+                del self._due[client_id]
+            elif times[0] <= now:
                 with contextlib.suppress(StoreError, RequestRejected):
                     await self._end(client_id)
-                    del self._to_end[client_id]
-            await asyncio.sleep(INTERVAL_S)
+                    del times[0]
+                    if not times:
+                        del self._due[client_id]
 
     async def _end(self, client_id: str) -> None:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from common import set_aside
 from common.errors import BatonError
 from common.set_aside import beside
-from common.trust import why_untrusted
+from common.trust import WAIVED, why_untrusted
 from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
 
 APPLICATION_ID = 0x4261746E  # "Batn": tells our file from another program's
@@ -146,7 +146,7 @@ def require_trusted(path: Path) -> None:
     """
     for each in (path.parent, *(beside(path, suffix) for suffix in ("", "-wal", "-journal", ".lock"))):
         if fault := why_untrusted(each, is_private=True):
-            raise JournalError(f"journal {path} is refused: {fault}; or name another file by --journal")
+            raise JournalError(f"journal {path} is refused: {fault}; or name another file by --journal; or {WAIVED}")
 
 
 def move_aside(path: Path) -> Path:

@@ -30,7 +30,8 @@ class StoreFolder:
     """The store as the scheduler sees it: opened once to see that it can be, and not used any further.
 
     Args:
-        client_ids: of all keys, by their names: earlier releases knew owners by these. Without keys owners stay.
+        client_ids: of all keys, by their names: earlier releases knew owners by these. None if nobody needs a key:
+            then owners stay what they are.
         is_stopping: whether to wait no longer for another scheduler to end.
 
     Raises:
@@ -52,7 +53,7 @@ class StoreFolder:
         self._lock = _lock(folder, is_stopping)  # before anything is read or changed: another one may have it
         try:
             with closing(OpenStore(folder, durable=durable, makes=True)) as store:
-                self.has_work = _look(store, client_ids or {})
+                self.has_work = _look(store, client_ids)
             self.listener = _listen(folder)
         except BaseException:
             os.close(self._lock)
@@ -64,11 +65,11 @@ class StoreFolder:
         os.close(self._lock)
 
 
-def _look(store: OpenStore, client_ids: Mapping[str, str]) -> bool:
+def _look(store: OpenStore, client_ids: Mapping[str, str] | None) -> bool:
     """Take over what belongs to names, and say whether there is something for the worker."""
 
     def look(connection: Connection) -> bool:
-        if client_ids:
+        if client_ids is not None:
             _take_over(connection, client_ids)
         clock = StoreClock()
         clock.keep(connection)
@@ -90,7 +91,7 @@ def _take_over(connection: Connection, client_ids: Mapping[str, str]) -> None:
 
 def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
     """Lock the folder. The kernel releases the lock when the process dies, however it dies."""
-    require_trusted(folder, (LOCK_NAME, NAME, *FILE_NAMES))  # before anything is made there
+    require_trusted(folder, (LOCK_NAME, *FILE_NAMES))  # before anything is made there
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

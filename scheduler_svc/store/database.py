@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from common.trust import why_changeable, why_untrusted
+from common.trust import WAIVED, is_waived, why_changeable, why_untrusted
 from scheduler_svc.store.errors import StoreBusy, StoreDamaged, StoreError
 from scheduler_svc.store.schema import APPLICATION_ID, STEPS
 
@@ -78,10 +78,10 @@ def require_trusted(folder: Path, names: Iterable[str]) -> None:
     """
     faults = (why_untrusted(path, is_private=True) for path in (folder, *(folder / name for name in names)))
     fault = next(filter(None, faults), None)
-    if fault is None and folder.is_dir():
+    if fault is None and folder.is_dir() and not is_waived():
         fault = why_changeable(folder, folder.stat(), spares_sticky=False)
     if fault is not None:
-        raise StoreError(f"store {folder} is refused: {fault}; or name another folder by --store")
+        raise StoreError(f"store {folder} is refused: {fault}; or name another folder by --store; or {WAIVED}")
 
 
 @contextmanager

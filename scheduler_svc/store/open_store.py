@@ -52,6 +52,7 @@ class OpenStore:
         self._users_fd = -1
         self._file = (0, 0)
         self._is_gone = False
+        self._told = ("", "")
         if makes and not self._mark.exists():
             self._make()
         with suppress(StoreGone, StoreDamaged):  # the next call tries again
@@ -142,9 +143,13 @@ class OpenStore:
     def _met_damage(self, damage: StoreDamaged) -> None:
         """Close the file, and leave the mark at which others do."""
         self.close()
-        with suppress(OSError):  # on a full disk others have to meet the damage themselves
+        try:
             os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            log.error("the store is damaged", path=str(self._path), reason=str(damage))
+        except FileExistsError:
+            return  # another process was faster
+        except OSError:
+            pass  # on a full disk others have to meet the damage themselves
+        self._tell("the store is damaged", str(damage))
 
     def _replace(self) -> None:
         """Move the damaged file aside, and begin a new one, if no process has the damaged one open.
@@ -173,7 +178,14 @@ class OpenStore:
             os.close(alone)
 
     def _immovable(self, error: OSError) -> StoreDamaged:
+        self._tell("the store is damaged and cannot be moved aside", error.strerror or str(error))
         return StoreDamaged(f"store {self._path} is damaged and cannot be moved aside: {error.strerror}")
+
+    def _tell(self, event: str, reason: str) -> None:
+        """Log it, unless that was the last thing to be told: the next call meets the same."""
+        if self._told != (event, reason):
+            self._told = event, reason
+            log.error(event, path=str(self._path), reason=reason)
 
     def _begin_anew(self) -> None:
         try:

@@ -62,6 +62,9 @@ def take_over(connection: Connection, ids: Mapping[str, str]) -> tuple[int, int]
         known = [(ids[name], name) for name in names if name in ids]
         for table in _TABLES:
             connection.executemany(f"UPDATE {table} SET owner = ? WHERE owner = ?", known)
-        connection.executemany("UPDATE owners SET owner = ? WHERE owner = ?", known)
+        statement = "INSERT INTO owners SELECT ?, used_bytes FROM owners WHERE owner = ? ON CONFLICT (owner) "
+        statement += "DO UPDATE SET used_bytes = used_bytes + excluded.used_bytes"
+        connection.executemany(statement, known)
+        connection.executemany("DELETE FROM owners WHERE owner = ?", [(name,) for _, name in known])
         connection.execute("DELETE FROM named_owners")
     return len(known), len(names) - len(known)

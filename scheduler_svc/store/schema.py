@@ -125,7 +125,7 @@ INSERT INTO named_owners SELECT owner FROM owners WHERE owner <> '';
 
 CREATE TABLE clock (
     key INTEGER PRIMARY KEY CHECK (key = 1), wall_s REAL NOT NULL, uptime_s REAL NOT NULL, boot BLOB NOT NULL,
-    held_s REAL NOT NULL, hold_left_s REAL NOT NULL);
+    held_s REAL NOT NULL, hold_left_s REAL NOT NULL, latest_s REAL NOT NULL);
 """
 
 STEPS = (_FIRST, _SECOND, _THIRD)  # STEPS[n] leads from version n to version n + 1

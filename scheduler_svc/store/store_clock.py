@@ -32,6 +32,7 @@ class StoreTime(msgspec.Struct, frozen=True, gc=False):
         wall_s, uptime_s, boot: as in `Clocks`.
         held_s: by how many seconds the wall has jumped ahead.
         hold_left_s: seconds for which that is still held back.
+        latest_s: the latest time that was believed.
     """
 
     wall_s: float
@@ -39,6 +40,7 @@ class StoreTime(msgspec.Struct, frozen=True, gc=False):
     boot: bytes
     held_s: float = 0.0
     hold_left_s: float = 0.0
+    latest_s: float = 0.0
 
     @property
     def now(self) -> float:
@@ -50,13 +52,15 @@ class StoreTime(msgspec.Struct, frozen=True, gc=False):
         passed_s, jump_s = self._since(clocks)
         left_s = max(0.0, self.hold_left_s - passed_s)
         held_s = self.held_s if left_s else 0.0
-        if jump_s > MAX_JUMP_S:
+        is_known = clocks.wall_s <= self.latest_s + MAX_AWAY_S  # a clock without a battery is set again after each boot
+        if jump_s > MAX_JUMP_S and not is_known:
             held_s, left_s = held_s + jump_s, HOLD_S
         elif jump_s < -MAX_JUMP_S:  # it is set back, perhaps to what it was before it jumped ahead
             held_s = max(0.0, held_s + jump_s)
         if held_s <= MAX_JUMP_S:
             held_s = left_s = 0.0
-        return StoreTime(clocks.wall_s, clocks.uptime_s, clocks.boot, held_s, left_s)
+        latest_s = max(self.latest_s, clocks.wall_s - held_s)
+        return StoreTime(clocks.wall_s, clocks.uptime_s, clocks.boot, held_s, left_s, latest_s)
 
     def _since(self, clocks: Clocks) -> tuple[float, float]:
         """How many seconds have passed, and how many more (or less) the wall has gone ahead."""
@@ -97,17 +101,20 @@ class StoreClock:
             before = _read(connection)  # another process may have written it meanwhile
             with self._lock:
                 self._time = time = self._judge(before or time)
-            connection.execute("INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?, ?, ?)", msgspec.structs.astuple(time))
+            statement = "INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?, ?, ?, ?)"
+            connection.execute(statement, msgspec.structs.astuple(time))
         if before is not None:
             _log_change(before, time)
 
     def _judge(self, before: StoreTime | None) -> StoreTime:
         clocks = self._read_clocks()
-        return before.at(clocks) if before else StoreTime(clocks.wall_s, clocks.uptime_s, clocks.boot)
+        if before is not None:
+            return before.at(clocks)
+        return StoreTime(clocks.wall_s, clocks.uptime_s, clocks.boot, latest_s=clocks.wall_s)
 
 
 def _read(connection: Connection) -> StoreTime | None:
-    row = connection.execute("SELECT wall_s, uptime_s, boot, held_s, hold_left_s FROM clock").fetchone()
+    row = connection.execute("SELECT wall_s, uptime_s, boot, held_s, hold_left_s, latest_s FROM clock").fetchone()
     return StoreTime(*row) if row else None
 
 

@@ -98,10 +98,23 @@ def test_api_keys(keys, root):
     store = ApiKeys(path=path)
     ids = {name: digest(key)[:32] for name, key in (("alice", alice), ("root", root_key), ("scraper", scraper))}
     assert store.client_of(alice) == ApiClient(
-        ids["alice"], "alice", 3, is_admin=False, may_read_status=False, min_priority=-5, cache_domain="group team"
+        ids["alice"],
+        "alice",
+        3,
+        is_admin=False,
+        may_read_status=False,
+        min_priority=-5,
+        cache_domain="group team",
+        sha256=digest(alice),
     )
     assert store.client_of(root_key) == ApiClient(
-        ids["root"], "root", 0, is_admin=True, may_read_status=True, cache_domain=f"key {ids['root']}"
+        ids["root"],
+        "root",
+        0,
+        is_admin=True,
+        may_read_status=True,
+        cache_domain=f"key {ids['root']}",
+        sha256=digest(root_key),
     )
     assert store.client_of(scraper) == ApiClient(
         ids["scraper"],
@@ -111,6 +124,7 @@ def test_api_keys(keys, root):
         may_read_status=True,
         min_priority=0,
         cache_domain=f"key {ids['scraper']}",
+        sha256=digest(scraper),
     )
     assert store.client_of("sk-baton-" + "x" * 43) is None
 
@@ -159,7 +173,7 @@ def test_a_client_is_given_a_new_key_and_stays_itself(keys, root):
     new = keys("api", "alice", "--rotate", "--no-metrics").stdout.strip()
     store = ApiKeys(path=root / "scheduler" / "api-keys.json")
     before, after = store.client_of(old), store.client_of(new)
-    assert after == replace(before, may_read_status=False)
+    assert after == replace(before, may_read_status=False, sha256=digest(new))
     assert before.id == digest(old)[:32]
     assert before.max_open_requests == 7
     assert "baton keys revoke alice --old" in refusal(keys("api", "alice", "--rotate"))

@@ -56,22 +56,20 @@ def test_folders_in_which_others_can_rename_what_is_ours_are_refused(tmp_path, m
     folder.chmod(0o700)
 
 
-def test_files_that_others_can_change_or_read_are_refused(tmp_path):
+def test_files_in_a_folder_for_this_user_alone_may_have_any_mode(tmp_path):
     file = tmp_path / "file"
     file.touch()
-    tmp_path.chmod(0o755)
-    for mode in (0o600, 0o640, 0o644):
+    for mode in (0o600, 0o644, 0o666):
         file.chmod(mode)
-        assert why_untrusted(file) is None
-    assert why_untrusted(file, **PRIVATE) is None, "others do not get there: pytest's folders are private"
-    file.chmod(0o602)
-    assert "can be changed by others (mode 0602): chmod go-w" in str(why_untrusted(file))
+        assert why_untrusted(file, **PRIVATE) is None, "others do not get there: pytest's folders are private"
 
 
 @needs_root
 def test_a_file_that_others_can_read_is_not_private(shared):
     file = shared / "file"
     file.touch()
+    file.chmod(0o602)
+    assert why_untrusted(file) == f"{file} can be changed by others (mode 0602): chmod go-w {file}"
     file.chmod(0o644)
     assert why_untrusted(file) is None
     assert why_untrusted(file, **PRIVATE) == f"{file} can be read by others (mode 0644): chmod o-rwx {file}"
@@ -114,3 +112,11 @@ def test_of_several_places_the_first_is_chosen_that_is_ours_or_can_be(shared):
     assert first_of_ours(places, "sock") == free
     assert first_of_ours([taken], "sock") == taken, "the message about it names the usual place"
     assert stat.S_ISDIR(taken.stat().st_mode)
+
+
+@needs_root
+def test_where_the_operator_says_that_no_other_user_is_there_all_is_taken(shared, monkeypatch):
+    as_other_user("os.mkdir(sys.argv[1], 0o777)", shared / "volume")
+    for value, is_taken in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv(trust.WAIVER, value)
+        assert (why_untrusted(shared / "volume" / "journal", **PRIVATE) is None) == is_taken

@@ -34,7 +34,7 @@ def client(name, key, max_open_requests=0, **rights):
     rights = {"is_admin": False, "may_read_status": rights.get("is_admin", False), "min_priority": 0} | rights
     if rights["is_admin"]:
         rights["min_priority"] = -100
-    return ApiClient(own, name, max_open_requests, cache_domain=f"key {own}", **rights)
+    return ApiClient(own, name, max_open_requests, cache_domain=f"key {own}", sha256=digest(key), **rights)
 
 
 FIRST = client("env-a7937b64", "first", is_admin=True)
@@ -152,6 +152,22 @@ def test_a_second_key_is_the_same_client(file, clock):
     assert keys.client_of(ALICE) is None
     assert keys.client_of(BOB).id == old.id
     assert revoked_in(keys, clock, 30) == []
+
+
+def test_a_key_is_there_as_long_as_it_is_itself_with_its_rights(file, clock):
+    """For what goes on while a connection is open; the other key of its client is another one."""
+    first = entry("alice", ALICE)
+    write(file, first, entry("alice", BOB, id=first.client_id))
+    keys = ApiKeys(path=file)
+    old, new = keys.client_of(ALICE), keys.client_of(BOB)
+    assert keys.has(old)
+    assert keys.has(new)
+    write(file, entry("alice", BOB, id=first.client_id, metrics=True))
+    clock.now += 1.5
+    assert not keys.has(old)
+    assert not keys.has(new), "it may read more now: its reader asks again"
+    assert keys.has(keys.client_of(BOB))
+    assert ApiKeys().has(ApiClient("", "", 0, is_admin=True, may_read_status=True))
 
 
 def revoked_in(keys, clock, seconds):

@@ -28,9 +28,14 @@ class Keys(ApiKeys):
         super().__init__()
         self.revoked = []
 
+        self.present = set()
+
     def newly_revoked(self):
         revoked, self.revoked = self.revoked, []
         return revoked
+
+    def of_id(self, client_id):
+        return ANN if client_id in self.present else None
 
 
 class Link:
@@ -116,3 +121,45 @@ async def test_a_service_that_keeps_nothing_tells_the_core():
         keys.revoked = [ANN]
         await until(lambda: link.told)
     assert link.told == ["ann-id"]
+
+
+@in_event_loop
+async def test_a_client_whose_key_is_back_keeps_what_it_has_opened_meanwhile():
+    keys, link = Keys(), Link(away=1000)
+    async with watched(Revocations(keys, link, None)):
+        keys.revoked = [ANN]
+        await until(lambda: link.away < 995)
+        keys.present.add("ann-id")
+        await asyncio.sleep(0.05)
+        link.away = 0
+        await asyncio.sleep(0.05)
+    assert link.told == []
+
+
+@in_event_loop
+async def test_what_began_with_the_key_and_came_later_is_ended_as_well(monkeypatch):
+    """Such as a request whose body was still on its way."""
+    monkeypatch.setattr(revocations, "AGAIN_S", 0.2)
+    keys, link = Keys(), Link(away=0)
+    async with watched(Revocations(keys, link, None)):
+        keys.revoked = [ANN]
+        await until(lambda: len(link.told) == 2)
+        await asyncio.sleep(0.05)
+    assert link.told == ["ann-id", "ann-id"]
+
+
+@in_event_loop
+async def test_a_fault_of_ours_is_logged_and_revocations_go_on(capsys):
+    keys, link = Keys(), Link(away=0)
+    revoke, faults = link.revoke, [KeyError("a fault")]
+
+    def broken(client):
+        if faults:
+            raise faults.pop()
+        revoke(client)
+
+    link.revoke = broken
+    async with watched(Revocations(keys, link, None)):
+        keys.revoked = [ANN]
+        await until(lambda: link.told)
+    assert "internal error" in capsys.readouterr().out

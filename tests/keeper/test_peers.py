@@ -212,5 +212,5 @@ def test_where_another_user_has_made_the_usual_folder_another_one_is_found_by_al
     assert any("ready" in line for line in keeper.stderr)
     usual.rmdir()  # whoever comes later still finds the keeper
     asked = subprocess.run(ask, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert asked.stdout == f"{home}/.baton/keeper.sock\n", asked.stderr
-    assert (home / ".baton").stat().st_mode & 0o777 == 0o700
+    assert asked.stdout == f"{home}/.baton-{socket.gethostname()}/keeper.sock\n", asked.stderr
+    assert (home / f".baton-{socket.gethostname()}").stat().st_mode & 0o777 == 0o700

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from scheduler_svc.api_key_file import client_id, digest
 from tests.page.services import ADMIN, OTHER, PLAIN, READER, slowed
 from tests.page.talking import PROMPT, SEEDED, Talk
 from tests.support.eventually import eventually
@@ -74,7 +75,7 @@ def test_a_reader_sees_all_and_drains_nothing(browser, keyed_service):
         browser.visit(keyed_service.url, "fleet", key=READER) as visit,
     ):
         page = visit.page
-        request = f"plain/{begin(elsewhere)}"  # as the core knows it
+        request = f"{client_id(digest(PLAIN))}/{begin(elsewhere)}"  # as the core knows it
         row = page.locator(f"[data-testid=running] tr[data-request='{request}']")
         row.wait_for()
         assert "plain" in row.text_content()
@@ -92,7 +93,7 @@ def test_an_admin_sees_who_has_a_block(browser, keyed_service):
         browser.visit(keyed_service.url, "fleet", key=ADMIN) as visit,
     ):
         page = visit.page
-        request = f"plain/{begin(elsewhere)}"  # as the core knows it
+        request = f"{client_id(digest(PLAIN))}/{begin(elsewhere)}"  # as the core knows it
         row = page.locator(f"[data-testid=running] tr[data-request='{request}']")
         row.wait_for()
         [epoch] = [each["epoch"] for each in status(keyed_service)["executors"] if each["running"]]

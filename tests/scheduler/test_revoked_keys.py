@@ -81,7 +81,14 @@ def test_a_journal_by_names_is_taken_over_for_those_that_have_keys():
     assert {s.request_id for s in again.core.scheduler} == {f"{'1' * 32}/chat-1-0", "chat-3-0"}, "once"
 
 
-@pytest.mark.parametrize("ids", [{}, {"ann": "1" * 32}])
+def test_a_list_without_keys_ends_all_that_a_name_has():
+    service, batch = restart(left_behind(("ann/chat-1-0", ANN), ("chat-2-0", {}), by_names=True), client_ids={})
+    assert [sequence.request_id for sequence in service.core.scheduler] == ["chat-2-0"]
+    again, _ = restart([batch.payload], client_ids={"ann": "2" * 32})
+    assert [sequence.request_id for sequence in again.core.scheduler] == ["chat-2-0"], "she came later"
+
+
+@pytest.mark.parametrize("ids", [None, {"ann": "1" * 32}])
 def test_a_start_without_keys_ends_nothing(ids):
     """The next start may have the keys again."""
     service, batch = restart(left_behind(("ann/chat-1-0", ANN), by_names=True))

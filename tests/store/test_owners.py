@@ -115,6 +115,22 @@ def test_a_store_by_names_is_taken_over_once_for_those_that_have_keys(named):
     swept(named, 5.0)
 
 
+def test_two_names_may_be_one_client(named):
+    """A key that is in the environment and in the file, for example."""
+    both = used_bytes(named, "ann") + used_bytes(named, "bob")
+    for table in ("responses", "files", "batches"):
+        named.execute(f"DELETE FROM {table} WHERE owner = 'bob'")  # ids of theirs are equal in this store
+    left = used_bytes(named, "bob")
+    assert owners.take_over(named, {"ann": "a" * 32, "bob": "a" * 32}) == (2, 0)
+    assert both > used_bytes(named, "a" * 32) > left > 0
+    assert check.check(named) == []
+
+
+def test_a_list_without_keys_leaves_all_names_to_nobody(named):
+    assert owners.take_over(named, {}) == (0, 2)
+    assert owners.take_over(named, {"bob": "b" * 32}) == (0, 0), "he came later"
+
+
 def test_a_store_of_this_release_has_nothing_to_be_taken_over(store):
     fill(store, "ann")
     assert owners.take_over(store, {"ann": "a" * 32}) == (0, 0)

@@ -206,6 +206,21 @@ def test_jumps_add_up_and_each_begins_a_day(machine):
     assert time.at(machine()).now == machine.wall_s
 
 
+def test_a_clock_without_a_battery_is_set_after_each_boot_and_holds_nothing(machine):
+    """It begins at some time that has long passed, until the network tells it the right one."""
+    time = StoreTime(machine.wall_s, machine.uptime_s, machine.boot, latest_s=machine.wall_s)
+    for number in range(3):
+        right_s = machine.wall_s + 3600.0
+        machine.boot, machine.uptime_s, machine.wall_s = bytes([number + 1]) * 16, 5.0, 1e9
+        time = time.at(machine())
+        machine.passes(MINUTE)
+        machine.wall_s = right_s
+        time = time.at(machine())
+        assert (time.now, time.held_s) == (right_s, 0.0)
+    machine.wall_s += MONTH
+    assert time.at(machine()).held_s == MONTH, "and nobody was there yet"
+
+
 def test_a_machine_without_a_boot_id_notices_large_jumps(machine):
     machine.boot, machine.uptime_s = NO_BOOT, 0.0
     time = StoreTime(machine.wall_s, 0.0, NO_BOOT)

@@ -17,7 +17,8 @@ def socket_option(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Path(dir_okay=False, path_type=Path),
         envvar="BATON_KEEPER_SOCKET",
         show_envvar=True,
-        help="Where the keeper listens.  [default: keeper.sock in $XDG_RUNTIME_DIR/baton, /tmp/baton-UID or ~/.baton]",
+        help="Where the keeper listens.  "
+        "[default: keeper.sock in $XDG_RUNTIME_DIR/baton, /tmp/baton-UID or ~/.baton-HOST]",
     )(command)
 
 

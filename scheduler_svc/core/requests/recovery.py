@@ -188,21 +188,23 @@ def of_this_tokenizer(
 
 
 def of_these_clients(
-    records: list[RequestRecord], client_ids: Mapping[str, str]
+    records: list[RequestRecord], client_ids: Mapping[str, str] | None
 ) -> tuple[list[RequestRecord], list[str]]:
     """Give the requests that an earlier release kept by the names of keys to the ids of these, and end those of names
     that are no key's: who gets such a name later is another client.
 
     Args:
-        client_ids: by name, of all keys; empty if it is not known which there are.
+        client_ids: by name, of all keys; None if nobody needs one: then nothing is known of them.
 
     Returns:
         The requests, and the ids of those that are ended for it.
     """
+    if client_ids is None:
+        return records, []
     kept, ended = [], []
     for record in records:
         submit = record.submit
-        if not submit.client or submit.client_name or not client_ids:
+        if not submit.client or submit.client_name:
             kept.append(record)
         elif (client_id := client_ids.get(submit.client)) is not None:
             name = submit.request_id.removeprefix(f"{submit.client}/")

@@ -65,7 +65,7 @@ class RequestManager:
         journal, first_batch: whether there is one, and the number of its next batch.
         wall_offset_s: what to add to the caller's time to get the time on the journal's timeline.
         vocabularies: by task, that of the model that is served; none where it is not known.
-        client_ids: of all API keys, by their names, for a journal whose release knew no ids; none without keys.
+        client_ids: of all API keys, by their names, for a journal of a release without ids; None if nobody needs a key.
         reconnect_grace_s: how long a request without a reader goes on.
         return_within_s: how long a restored one waits for its client at least.
 
@@ -97,7 +97,7 @@ class RequestManager:
         self._counters = counters
         self._wall_offset_s = wall_offset_s
         self._vocabularies = vocabularies or {}
-        self._client_ids = client_ids or {}
+        self._client_ids = client_ids
         self._grace_s = reconnect_grace_s
         self._return_s = max(return_within_s, reconnect_grace_s)
         self._crash_count = CrashCount()

@@ -1,14 +1,13 @@
 """The page for people: its files, and what it reads beside the API (docs/page.md)."""
 
 import time
-from collections.abc import Callable
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
 from common import messages as m
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.accounts import Readers
 from scheduler_svc.frontend.http.live_stream import LiveStream
@@ -120,7 +119,7 @@ class PageApi:
         """The service as it is, and then what changes."""
         client = client_of(request)
         return LiveStream(
-            self._hub, self._readers, Reader(client.id, client.may_read_status), self._still_reads(client)
+            self._hub, self._readers, Reader(client.id, client.may_read_status), lambda: self._api_keys.has(client)
         )
 
     async def life(self, request_id: str, request: Request) -> Response:
@@ -144,17 +143,6 @@ class PageApi:
         holders = await self._link.block_holders(int(epoch), int(block))
         shown = [msgspec.structs.replace(holder, request=shown_name(holder.request, client.id)) for holder in holders]
         return json_response(Holders(shown), NO_STORE)
-
-    def _still_reads(self, client: ApiClient) -> Callable[[], bool]:
-        """Whether the client's key is there, and may still read what it might."""
-
-        def still_reads() -> bool:
-            if not self._needs_key:
-                return True
-            known = self._api_keys.of_id(client.id)
-            return known is not None and known.may_read_status == client.may_read_status
-
-        return still_reads
 
 
 def _moved(life: m.SequenceLife, offset_s: float) -> m.SequenceLife:

@@ -56,7 +56,7 @@ class TokenizeApi:
             def work() -> bytes:
                 return to_json(detokenize(self._body(raw, DetokenizeRequest), self._reader.tokenizer))
 
-            content = await self._reader.long_work(client_of(request).name, len(raw), work)
+            content = await self._reader.long_work(client_of(request).id, len(raw), work)
             return Response(content, media_type="application/json")
 
     def _body(self, raw: bytes, schema: type[Body]) -> Body:
