@@ -1,4 +1,4 @@
-"""The machine's clocks: whoever judges by time whether something is old needs more than that of the wall."""
+"""The machine's clocks. The wall's clock alone does not tell how old something is: it can be set."""
 
 import time
 import uuid
@@ -12,7 +12,7 @@ NO_BOOT = bytes(16)
 
 
 class Clocks(msgspec.Struct, frozen=True, gc=False):
-    """What the clocks of a machine show at one moment.
+    """Readings of a machine's clocks at one moment.
 
     Attributes:
         wall_s: seconds since 1970, as the machine believes.

@@ -1,4 +1,4 @@
-"""Whether another user could have put a file or a folder there, changed it, or can read it.
+"""Decides whether another user could have put a file or a folder in its place, could have changed it, or can read it.
 
 A service believes what it reads back: keys, sockets, prompts that it wrote. So whatever leads there has to be root's
 or this user's, and other users may not write it. A folder with the sticky bit, such as /tmp, may be written by others:
@@ -23,7 +23,7 @@ WAIVED = f"set {WAIVER}=1 in a container in which there is no other user"
 
 
 def why_untrusted(path: Path, *, is_private: bool = False) -> str | None:
-    """What is wrong with a path, or with what leads there: folders, links, and the folders that links lead through.
+    """Name what is wrong with a path, or with what leads there: folders, links, and folders that links lead through.
 
     What does not exist is no fault: it is still to be made, in a folder that is looked at. Files in a folder that
     nobody else may enter may have any mode. `WAIVER` takes everything.
@@ -36,17 +36,15 @@ def why_untrusted(path: Path, *, is_private: bool = False) -> str | None:
     """
     if is_waived():
         return None
-    others_enter = True
     try:
         for step, status in _way_to(path):
-            is_folder = stat.S_ISDIR(status.st_mode)
-            if fault := why_foreign(step, status) or (
-                why_changeable(step, status) if is_folder or others_enter else None
-            ):
+            if fault := why_foreign(step, status):
                 return fault
-            if is_folder:
-                others_enter = others_enter and _others_enter(status)
-            elif is_private and others_enter and stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH:
+            if not stat.S_ISDIR(status.st_mode) and not _can_be_reached(step):
+                continue
+            if fault := why_changeable(step, status):
+                return fault
+            if is_private and stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH:
                 return f"{step} can be read by others (mode {_mode(status)}): chmod o-rwx {step}"
     except OSError as error:
         return f"{error.filename or path} cannot be looked at: {error.strerror}"
@@ -54,7 +52,7 @@ def why_untrusted(path: Path, *, is_private: bool = False) -> str | None:
 
 
 def is_waived() -> bool:
-    """Whether the operator says that no other user is here."""
+    """Tell whether the operator says that there are no other users."""
     return os.environ.get(WAIVER) == "1"
 
 
@@ -115,14 +113,15 @@ def first_of_ours(folders: Sequence[Path], holds: str) -> Path:
 
 
 def can_be_ours(folder: Path) -> bool:
-    """Whether a folder is this user's alone, or can be made so, as it is all that is missing."""
+    """Tell whether a folder is this user's alone, or is missing and can be made so."""
     if os.path.lexists(folder):
         return why_not_ours_alone(folder) is None
     return os.access(folder.parent, os.W_OK | os.X_OK)
 
 
 def _way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Go where the system goes: each folder and link on the way with its status, and the path itself if it is there."""
+    """Go where the system goes: each folder and link on the way with its status, and the path itself if it is there.
+    No step is named by way of a link."""
     current, num_links = Path("/"), 0
     rest = [*reversed(path.absolute().parts[1:])]
     yield current, current.lstat()
@@ -148,14 +147,18 @@ def _way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
         rest += [part for part in reversed(target.parts) if part != "/"]
 
 
-def _others_enter(status: os.stat_result) -> bool:
-    mode = status.st_mode
-    return bool(mode & stat.S_IXOTH) or (bool(mode & stat.S_IXGRP) and not _is_own_group(status.st_gid))
+def _can_be_reached(file: Path) -> bool:
+    """Tell whether others may enter each folder that a file is in."""
+    folders = [folder.lstat() for folder in file.parents]
+    return all(
+        each.st_mode & stat.S_IXOTH or (each.st_mode & stat.S_IXGRP and not _is_own_group(each.st_gid))
+        for each in folders
+    )
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether nobody else is in a group: it is root's; or the one that many systems make for each user alone; or one
-    that no account has and this process was given, such as Kubernetes' `fsGroup`."""
+    """Tell whether nobody else is in a group. Three kinds are so: root's; the one that many systems make for each user
+    alone; and one that no account has and that this process was given, such as Kubernetes' `fsGroup`."""
     if gid == 0:
         return True
     try:

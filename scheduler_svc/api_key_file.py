@@ -89,12 +89,7 @@ def new_key() -> str:
 
 def is_reserved(name: str) -> bool:
     """Whether a key without a name could be named so (`env-5f3a0c19`), or the name could be taken for an id."""
-    return name.startswith(UNNAMED_PREFIX) or is_client_id(name)
-
-
-def is_client_id(text: str) -> bool:
-    """Whether a text has the form of a client's id."""
-    return _ID.fullmatch(text) is not None
+    return name.startswith(UNNAMED_PREFIX) or _ID.fullmatch(name) is not None
 
 
 def client_id(sha256: str) -> str:

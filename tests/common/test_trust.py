@@ -115,6 +115,24 @@ def test_of_several_places_the_first_is_chosen_that_is_ours_or_can_be(shared):
 
 
 @needs_root
+def test_a_link_leads_out_of_a_folder_for_this_user_alone(shared, tmp_path):
+    """What is behind it counts, and not where it lies; one that stays in there is as safe as its folder."""
+    tmp_path.chmod(0o700)
+    for folder in (shared, tmp_path):
+        (folder / "file").touch()
+        (folder / "file").chmod(0o666)
+    out, within = tmp_path / "out", tmp_path / "within"
+    out.symlink_to(shared / "file")
+    within.symlink_to("file")
+    assert why_untrusted(out) == f"{shared}/file can be changed by others (mode 0666): chmod go-w {shared}/file"
+    (shared / "file").chmod(0o644)
+    assert (
+        why_untrusted(out, **PRIVATE) == f"{shared}/file can be read by others (mode 0644): chmod o-rwx {shared}/file"
+    )
+    assert why_untrusted(within, **PRIVATE) is None
+
+
+@needs_root
 def test_where_the_operator_says_that_no_other_user_is_there_all_is_taken(shared, monkeypatch):
     as_other_user("os.mkdir(sys.argv[1], 0o777)", shared / "volume")
     for value, is_taken in (("1", True), ("0", False), ("", False)):
