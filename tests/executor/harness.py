@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from common import messages as m
@@ -17,6 +18,10 @@ from executor_svc.options import ExecutorOptions
 from executor_svc.runner.runner import Runner
 from executor_svc.staging.batch import stage
 from executor_svc.startup import start_executor
+from kernels.cpu.isa import ISAS, processor_flags
+
+RUNNABLE_ISAS = [isa.name for isa in ISAS if processor_flags().issuperset(isa.needs)]
+needs_cpp = pytest.mark.skipif(not RUNNABLE_ISAS, reason="needs a processor with AVX2 or more")
 
 
 def start(model_dir: Path | None, *, poison: bool = True, **options: Any) -> tuple[Runner[Any], ExecutorLimits]:

@@ -26,19 +26,17 @@ from executor_svc.model.rank_group import SINGLE_RANK
 from executor_svc.model.sharding import Shard
 from executor_svc.model.weights import read_weights
 from kernels.cpu import ISA_VARIABLE, load
-from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
-from tests.executor.harness import Driver, Pool, Row, logits, run, start
+from tests.executor.harness import RUNNABLE_ISAS, Driver, Pool, Row, logits, needs_cpp, run, start
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
 from tests.support.effort import combinations
 
-RUNNABLE = [isa.name for isa in ISAS if processor_flags().issuperset(isa.needs)]
 LENGTH, PROMPT = 96, 77
 
-pytestmark = pytest.mark.skipif(not RUNNABLE, reason="needs a processor with AVX2 or more")
+pytestmark = needs_cpp
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=RUNNABLE_ISAS)
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(ISA_VARIABLE, request.param)
     return request.param
@@ -133,10 +131,10 @@ def test_instruction_sets_agree(checkpoint: Make, tokens: list[int], monkeypatch
     likeliest token wherever it is ahead by more than that."""
     folder = checkpoint(preset="0.6B", dtype=torch.bfloat16)
     scores = {}
-    for name in RUNNABLE:
+    for name in RUNNABLE_ISAS:
         monkeypatch.setenv(ISA_VARIABLE, name)
         scores[name] = teacher_forced(folder, tokens, PROMPT)
-    first = scores[RUNNABLE[0]]
+    first = scores[RUNNABLE_ISAS[0]]
     best_two = first.topk(2).values
     spread = first.std()
     clear = best_two[:, 0] - best_two[:, 1] > 0.15 * spread

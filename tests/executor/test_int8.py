@@ -12,14 +12,11 @@ from common.errors import BatonError
 from common.model_files import resolve_model
 from executor_svc.options import ExecutorOptions
 from executor_svc.startup import start_executor
-from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
-from tests.executor.harness import Driver, Pool, Row, logits, start
+from tests.executor.harness import Driver, Pool, Row, logits, needs_cpp, start
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
 
-pytestmark = pytest.mark.skipif(
-    not any(processor_flags().issuperset(isa.needs) for isa in ISAS), reason="needs a processor with AVX2 or more"
-)
+pytestmark = needs_cpp
 
 LENGTH = 96
 

@@ -24,18 +24,12 @@ from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.weight_file import read_tensors
 from executor_svc.options import ExecutorOptions
 from executor_svc.startup import start_executor
-from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
-from tests.executor.harness import Driver, ExecutorLimits, Pool, Row, logits
+from tests.executor.harness import Driver, ExecutorLimits, Pool, Row, logits, needs_cpp
 from tests.executor.kept import MEMFDS, Keeper, Log, assert_equal, file_of, obtain
 from tests.executor.ranks import in_threads
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.eventually import eventually
-
-needs_cpp = pytest.mark.skipif(
-    not any(processor_flags().issuperset(isa.needs) for isa in ISAS), reason="needs a processor with AVX2 or more"
-)
-
 
 # --- a model computes the same with them ---
 

@@ -20,18 +20,16 @@ from executor_svc.devices.cpu_kernels import CppBackend
 from executor_svc.runner.runner import Runner
 from executor_svc.staging.batch import stage
 from kernels.cpu import ISA_VARIABLE
-from kernels.cpu.isa import ISAS, processor_flags
 from tests.executor.conftest import Make
-from tests.executor.harness import Pool, Row, logits, make_plan, start, through_the_wire
+from tests.executor.harness import RUNNABLE_ISAS, Pool, Row, logits, make_plan, needs_cpp, start, through_the_wire
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.effort import examples
 
-RUNNABLE = [isa.name for isa in ISAS if processor_flags().issuperset(isa.needs)]
 LENGTH = 270  # more than a chunk of attention
 NUM_BLOCKS = 64
 BLOCK_SIZE = 16
 
-pytestmark = pytest.mark.skipif(not RUNNABLE, reason="needs a processor with AVX2 or more")
+pytestmark = needs_cpp
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Executor:
 
 
 def _params() -> Iterator[Any]:
-    for isa, quantization in itertools.product(RUNNABLE, ["none", "int8"]):
+    for isa, quantization in itertools.product(RUNNABLE_ISAS, ["none", "int8"]):
         slow = [pytest.mark.slow] if isa == "amx-emulated" else []
         yield pytest.param((isa, quantization), id=f"{isa}-{quantization}", marks=slow)
 
