@@ -33,9 +33,17 @@ from executor_svc.runner.runner import Runner
 from executor_svc.startup import start_executor
 from kernels.cpu import ISA_VARIABLE
 from tests.executor.conftest import Make
-from tests.executor.harness import Pool, Row, make_plan, poison_cache, run, start, through_the_wire
+from tests.executor.harness import (
+    RUNNABLE_ISAS,
+    Pool,
+    Row,
+    make_plan,
+    poison_cache,
+    run,
+    start,
+    through_the_wire,
+)
 from tests.executor.ranks import CPU, in_threads, start_rank
-from tests.executor.test_cpu_kernels import RUNNABLE
 from tests.executor.test_recorded_steps import start_on_gpu_kernels
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits, reference_model
 from tests.support.effort import examples
@@ -252,7 +260,7 @@ def test_on_the_kernels_of_a_gpu(checkpoint: Make) -> None:
     assert result.pooled[-2:].tolist() == pytest.approx(expected(folder, [8, 9], (1, 2)), abs=1e-4)
 
 
-@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("isa", RUNNABLE_ISAS)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_logits_of_packed_heads(

@@ -1,16 +1,14 @@
 """What pools that differ can hold, and what waits for an executor that fits: a book that the core does not write."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import cast
 
 from common import messages as m
 from scheduler_svc.core.core import CHORES_EVERY_S, Core
 from scheduler_svc.core.event_loop import TICK_S
-from scheduler_svc.core.executor.capacity import capacity
+from scheduler_svc.core.executor.capacity import Capacity, capacity
 from scheduler_svc.core.fleet.membership import Standing
-from scheduler_svc.core.requests.journal_records import ExecutorRecord
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence, State
@@ -58,17 +56,17 @@ class PoolBook:
         self._awaited: dict[tuple[Sequence, int], float] = {}  # since when it waits for the pool of an epoch
         self._beside: dict[Sequence, float] = {}  # since when it waits and could run on an idle executor
 
-    def restored(self, executors: Iterable[ExecutorRecord], accepted: dict[str, int], *, is_certain: bool) -> None:
+    def restored(self, executors: Mapping[str, Capacity], accepted: dict[str, int], *, is_certain: bool) -> None:
         """A scheduler has taken up what an earlier life had.
 
         Args:
-            executors: that the journal remembers.
+            executors: that the journal remembers, by name; where its record of them is lost, what requests prove.
             accepted: the `max_tokens` of all requests.
             is_certain: whether these have to be the requests that were accepted.
         """
-        for executor in executors:
-            for task in executor.tasks:
-                self._limits.of(cast("m.Task", task)).restored(executor.name, executor.positions)
+        for name, held in executors.items():
+            for task in held.tasks:
+                self._limits.of(task).restored(name, held.positions)
         for request_id, max_tokens in accepted.items():
             before = self.accepted.get(request_id, max_tokens)
             assert before == max_tokens or not is_certain, f"{request_id} had {before} tokens, and now {max_tokens}"

@@ -35,6 +35,8 @@ CASES = [
     (1_795_639_918_409, "everything"),
     # A pooled stream heard of its acceptance and lost its reader; its result came, and a restart rightly forgot it.
     (100_731, "tasks"),
+    # A cut journal had lost its record of executors; the request that it kept rightly proved how large one was.
+    (1_795_903_424_040, "everything"),
 ]
 
 

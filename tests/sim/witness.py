@@ -10,10 +10,10 @@ from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
 from scheduler_svc.core.actions import Action, Peer, SendToExecutor, WriteLog
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
+from scheduler_svc.core.executor.capacity import Capacity
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.requests.group_commit import STUCK_AFTER_S, JournalState
-from scheduler_svc.core.requests.journal_records import ExecutorRecord
-from scheduler_svc.core.requests.recovery import Legacy
+from scheduler_svc.core.requests.recovery import Legacy, remembered
 from scheduler_svc.core.sequence import NO_POSITION, Sequence, State
 from scheduler_svc.core.step_output import StepOutput
 from tests.sim.adoption_book import AdoptionBook
@@ -168,7 +168,7 @@ class Witness:
         self._heard = {}
         self.tokens = TokenBook(self._world, self.moments)
         self._last_turn, self._forgiving_until = now, -math.inf
-        self._remembered: tuple[ExecutorRecord, ...] = ()  # executors of earlier lives
+        self._remembered: dict[str, Capacity] = {}  # executors of earlier lives, by name
         self._gone: dict[
             Peer, int
         ] = {}  # members whose connection broke, and for how many turns the core has not seen it
@@ -200,7 +200,7 @@ class Witness:
         """
         assert is_old or not legacy.num_too_old, f"{legacy.num_too_old} requests are taken for older than they are"
         assert not is_old or not legacy.requests, "requests are taken up that clients have long given up"
-        self._remembered = legacy.life.executors or ()
+        self._remembered = remembered(legacy.life, legacy.requests)
         if legacy.damage:
             self.moments["damage noticed"] += 1
         assert not legacy.damage or not is_true, f"a whole journal is taken for a damaged one: {legacy.damage}"

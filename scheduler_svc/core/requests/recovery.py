@@ -136,7 +136,7 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
 def remembered(life: LifeRecord, records: list[RequestRecord]) -> dict[str, Capacity]:
     """What executors of an earlier life could hold, by name.
 
-    A journal of an earlier release names no executors: there, what is known to have fitted one says how large it was.
+    A journal of an earlier release, and one that was cut, names none: what fitted one then says how large it was.
     """
     known = {
         each.name: Capacity(cast("tuple[Task, ...]", each.tasks), each.positions, each.vocabulary)
