@@ -60,7 +60,7 @@ def tokenizer_hash(folder: Path) -> str:
 
 
 def _read_tokens(folder: Path) -> dict[str, Any] | None:
-    """What is hashed of a tokenizer.json; None if there is none."""
+    """Read the part of a tokenizer.json that is hashed; None if there is no file."""
     content = read_tokenizer_file(folder)
     if content is None:
         return None

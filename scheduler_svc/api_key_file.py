@@ -71,13 +71,13 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plain_keys() -> list[str]:
-    """Keys of the environment."""
+    """Read the keys of the environment."""
     return [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
 
 
 def unnamed(key: str) -> ApiKey:
-    """What the file would keep of a key of the environment, which may do everything. Its name stays with it when other
-    keys change: `env-` and eight digits of its hash."""
+    """Describe a key of the environment as the file would. Such a key may do everything. Its name is `env-` and eight
+    digits of its hash, so that the name stays the same when other keys change."""
     hashed = digest(key)
     return ApiKey(name=UNNAMED_PREFIX + hashed[:8], sha256=hashed, created="", admin=True)
 
@@ -88,12 +88,12 @@ def new_key() -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a key without a name could be named so (`env-5f3a0c19`), or the name could be taken for an id."""
+    """Tell whether a name looks like that of a key without one (`env-5f3a0c19`), or like an id."""
     return name.startswith(UNNAMED_PREFIX) or _ID.fullmatch(name) is not None
 
 
 def client_id(sha256: str) -> str:
-    """The id of a client whose first key has this hash: keys are random, so it is never given twice."""
+    """Make the id of a client from the hash of its first key: keys are random, so no id is given twice."""
     return sha256[:ID_DIGITS]
 
 

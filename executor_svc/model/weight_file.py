@@ -1,7 +1,7 @@
 """Prepared weights in one piece of memory that says itself what is in it: a file, whatever device it is on.
 
 The tensors lie one after the other from the beginning. At the end are a manifest of their names, dtypes, shapes and
-places, and behind it a trailer with the manifest's length and checksum. The checksum shows accidents and no forgery:
+places, and after it a trailer with the manifest's length and checksum. The checksum shows accidents and no forgery:
 whoever can write the manifest can write the checksum, too.
 """
 

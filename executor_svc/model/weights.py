@@ -138,7 +138,7 @@ class _Reading:
 
 
 def _shared(own: dict[int, Future[bytes]], num_names: int, device: torch.device, group: RankGroup) -> list[bytes]:
-    """The digests of all tensors: each rank has zeros for those that other ranks hashed, and all are added up."""
+    """Add up the digests of all ranks: each rank has zeros for the tensors that other ranks hashed."""
     digests = np.zeros((num_names, blake3.digest_size), dtype=np.uint8)
     for place, digest in own.items():
         digests[place] = np.frombuffer(digest.result(), dtype=np.uint8)

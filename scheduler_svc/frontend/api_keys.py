@@ -68,7 +68,7 @@ class ApiKeys:
         return bool(self._plain) or self._path is not None
 
     def known_ids(self) -> frozenset[str] | None:
-        """Ids of all clients as the file is now; None if it cannot be read, or nobody needs a key."""
+        """Return the ids of all clients as the file is now; None if it cannot be read, or nobody needs a key."""
         return self._ids if self.are_required and self._reload() else None
 
     @property
@@ -85,21 +85,21 @@ class ApiKeys:
         return found
 
     def has(self, client: ApiClient) -> bool:
-        """Whether the key with which a client came is still there, with the same rights."""
+        """Tell whether the key with which a client came is still there, with the same rights."""
         self._reload_if_due()
         return not self.are_required or client in self._clients
 
     def of_id(self, client_id: str) -> ApiClient | None:
-        """The client with this id, for what it has left to be done; None if it has no key. Without keys there is one
-        client, whose id is empty. Of several keys the newest says what the client may do."""
+        """Find the client with this id, for what it has left to be done; None if it has no key. Without keys there is
+        one client, whose id is empty. Of several keys the newest says what the client may do."""
         if not self.are_required:
             return ApiClient("", "", 0, is_admin=False, may_read_status=False) if not client_id else None
         self._reload_if_due()
         return next((client for client in reversed(self._clients) if client.id == client_id), None)
 
     def newly_revoked(self) -> list[ApiClient]:
-        """Clients whose keys were there, and were missing when the file was read whole, and again `REVOKED_AFTER_S`
-        later. Each is told once. To be called every second or so."""
+        """Return the clients whose keys were there, and were missing when the file was read whole, and again
+        `REVOKED_AFTER_S` later. Each is returned once. To be called every second or so."""
         self._reload_if_due()
         now = time.monotonic()
         due = [client_id for client_id, (_, since) in self._missing.items() if now - since >= REVOKED_AFTER_S]

@@ -41,7 +41,7 @@ class Revocations:
         self._due: dict[str, list[float]] = {}  # when to end what a client has open, by its id
 
     async def run(self) -> None:
-        """Until cancelled. What cannot be done now is tried again."""
+        """Carry them out until cancelled. What cannot be done now is tried again."""
         while True:
             try:
                 await self._look()
@@ -81,7 +81,7 @@ class Revocations:
 
 @contextlib.asynccontextmanager
 async def watched(revocations: Revocations) -> AsyncIterator[None]:
-    """They are carried out as long as this lasts."""
+    """Carry them out as long as this lasts."""
     watching = asyncio.create_task(revocations.run())
     try:
         yield

@@ -213,8 +213,8 @@ def cancel(connection: Connection, owner: str, batch_id: str, now: float) -> Sto
 
 
 def fail_all(connection: Connection, owner: str, now: float, errors: bytes) -> int:
-    """Inside of a transaction: all open batches of an owner fail; results that there are will be in their files.
-    Returns how many."""
+    """Inside of a transaction, let all open batches of an owner fail; results that there are will be in their files.
+    Return how many failed."""
     query = "SELECT batch_id, status FROM batches WHERE owner = ? AND status IN ('validating', 'in_progress')"
     found = connection.execute(f"{query} AND (expires_at IS NULL OR expires_at > ?)", (owner, now)).fetchall()
     for batch_id, status in found:

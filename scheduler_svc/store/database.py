@@ -127,7 +127,7 @@ def explained(error: sqlite3.Error, what: str) -> StoreError:
 
 
 def _has_our_id(path: Path) -> bool:
-    """Whether the header of a file that SQLite cannot read still says that it is ours."""
+    """Tell whether the header of a file that SQLite cannot read still says that it is ours."""
     with path.open("rb") as file:
         return file.read(_ID_OFFSET + 4)[_ID_OFFSET:] == APPLICATION_ID.to_bytes(4)
 

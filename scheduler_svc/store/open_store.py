@@ -196,7 +196,7 @@ class OpenStore:
             raise
 
     def _lock(self, kind: int) -> int:
-        """A descriptor that holds the lock of those who have the file open. Waits for one who moves it, some ms."""
+        """Lock as one who has the store open; the descriptor holds the lock. Wait for one who moves it, some ms."""
         fd = os.open(self._folder / USERS_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, kind)

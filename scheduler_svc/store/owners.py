@@ -16,8 +16,8 @@ _TABLES = ("responses", "files", "batches", "discarded_files", "discarded_batche
 
 
 def revoke(connection: Connection, owner: str, now: float, *, errors: bytes) -> int:
-    """The key of an owner is gone: its open responses are cancelled, its open batches fail, and its records are due in
-    `KEPT_S`. Several processes may say so; the first one counts.
+    """End what an owner has open, as its key is gone: responses are cancelled, and batches fail. Its records are due in
+    `KEPT_S`. Several processes may call this; the first one sets the time.
 
     Args:
         errors: of the batches, as JSON.
@@ -31,7 +31,7 @@ def revoke(connection: Connection, owner: str, now: float, *, errors: bytes) -> 
 
 
 def due(connection: Connection, now: float, known: Collection[str]) -> list[str]:
-    """Inside of a transaction: the owners whose records are to be deleted now. Those whose keys have come back are
+    """Inside of a transaction, find the owners whose records are to be deleted now. Those whose keys have come back are
     forgotten, and so are those that have nothing any more.
 
     Args:

@@ -1,9 +1,8 @@
 """The rows of the store as frozen structs. Times are Unix seconds; the store itself never looks at a clock.
 
 `owner` is the id of an API key (`scheduler_svc/api_key_file.py`), or "" where the service has no keys. `expires_at`
-is when a record ceases to exist
-(None: never): from that moment no function finds it, and a sweep deletes it later. JSON is bytes that frontends write
-and read; the store does not look into them.
+is when a record ceases to exist (None: never): from that moment no function finds it, and a sweep deletes it later.
+JSON is bytes that frontends write and read; the store does not look into them.
 """
 
 from typing import Literal

@@ -216,7 +216,7 @@ def cancel(connection: Connection, owner: str, response_id: str, now: float) -> 
 
 
 def cancel_all(connection: Connection, owner: str, now: float) -> int:
-    """Inside of a transaction: all open responses of an owner in the background end as cancelled. Returns how many."""
+    """Inside of a transaction, cancel all open responses of an owner in the background. Return how many these were."""
     query = f"SELECT response_id FROM responses WHERE owner = ? AND is_background AND {_OPEN}"
     ids = [response_id for (response_id,) in connection.execute(query, (owner,))]
     return sum(_cancel(connection, owner, response_id, now) for response_id in ids)

@@ -48,7 +48,7 @@ class StoreTime(msgspec.Struct, frozen=True, gc=False):
         return self.wall_s - self.held_s
 
     def at(self, clocks: Clocks) -> "StoreTime":
-        """What it is when the clocks show this."""
+        """Judge later readings of the clocks by this one."""
         passed_s, jump_s = self._since(clocks)
         left_s = max(0.0, self.hold_left_s - passed_s)
         held_s = self.held_s if left_s else 0.0
@@ -63,7 +63,7 @@ class StoreTime(msgspec.Struct, frozen=True, gc=False):
         return StoreTime(clocks.wall_s, clocks.uptime_s, clocks.boot, held_s, left_s, latest_s)
 
     def _since(self, clocks: Clocks) -> tuple[float, float]:
-        """How many seconds have passed, and how many more (or less) the wall has gone ahead."""
+        """Return the seconds that have passed, and by how many more (or less) the wall has gone ahead."""
         ahead_s = clocks.wall_s - self.wall_s
         if self.boot == clocks.boot != NO_BOOT:
             passed_s = max(0.0, clocks.uptime_s - self.uptime_s)
@@ -84,7 +84,7 @@ class StoreClock:
         self._time: StoreTime | None = None
 
     def now(self) -> float:
-        """The time by which records expire, in Unix seconds. For any thread."""
+        """Return the time by which records expire, in Unix seconds. For any thread."""
         with self._lock:
             self._time = self._judge(self._time)
             return self._time.now

@@ -97,8 +97,8 @@ def _expired(connection: Connection, table: str, now: float, budget: _Budget, ow
 def _due_rows(
     connection: Connection, table: str, now: float, budget: _Budget, owner: str | None
 ) -> list[tuple[int, int]]:
-    """Key and bytes of records that have expired, or of all of one owner: one more than may go, so that it is known
-    whether that is all."""
+    """Select key and bytes of records that have expired, or of all of one owner: one more than may go, which shows
+    whether more are left."""
     query = f"SELECT key, num_bytes FROM {table} WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
     if owner is not None:
         query = f"SELECT key, num_bytes FROM {table} WHERE owner = ? LIMIT ?"

@@ -173,7 +173,7 @@ class RequestManager:
         return self._cancel(request_id, index, now)
 
     def revoke(self, client: str) -> list[Action]:
-        """The key of a client was revoked: `chores` ends what it has open."""
+        """Have `chores` end all that a client has open: its key was revoked."""
         if client in self._revoked or not (requests := self.table.open_of(client)):
             return []
         self._revoked.append(client)

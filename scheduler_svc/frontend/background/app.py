@@ -45,7 +45,7 @@ class _WorkerApi:
         return Response(status_code=DONE)
 
     async def look(self) -> Response:
-        """Somebody's key was revoked, and the store has ended what it had open."""
+        """Look at the store: a key was revoked, and what its client had open has ended there."""
         self._worker.look()
         return Response(status_code=DONE)
 

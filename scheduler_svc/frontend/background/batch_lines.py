@@ -172,9 +172,9 @@ class BatchLines:
             await asyncio.sleep(self._tools.retry_s)
 
     async def _client(self) -> ApiClient:
-        """Whom lines are sent for. While the owner has no key, this waits: if that was revoked, the store has the end
-        of the batch soon."""
-        while (client := self._tools.client(self._batch.owner)) is None:
+        """Return the client that lines are sent for. Wait while the owner has no key: if that was revoked, the batch
+        ends in the store soon."""
+        while (client := self._tools.keys.of_id(self._batch.owner)) is None:
             await asyncio.sleep(self._tools.retry_s)
         return client
 

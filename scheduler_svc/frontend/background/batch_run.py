@@ -37,7 +37,7 @@ class BatchRun:
         return self._is_cancelled.is_set()
 
     def cancel(self) -> None:
-        """The store has it that the batch takes no more lines."""
+        """Take no more lines, as the store has it."""
         self._is_cancelled.set()
 
     async def run(self) -> None:

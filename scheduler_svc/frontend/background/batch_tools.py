@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background.line_gate import LineGate
 from scheduler_svc.frontend.background.patient_store import PatientStore
 from scheduler_svc.frontend.link.core_link import CoreLink
@@ -34,7 +34,3 @@ class BatchTools:
     limit_bytes: int
     flush_s: float = 0.2
     retry_s: float = RETRY_S
-
-    def client(self, owner: str) -> ApiClient | None:
-        """Whom an owner's lines are sent for; None if it has no key."""
-        return self.keys.of_id(owner)

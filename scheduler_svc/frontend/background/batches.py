@@ -65,7 +65,7 @@ class Batches:
             self._begin_some()
 
     def cancel(self, owner: str, batch_id: str) -> None:
-        """The store has it that a batch takes no more lines."""
+        """Let a batch take no more lines, as the store has it."""
         name = owner, batch_id
         if name in self._checks:
             self._checks[name][0].cancel()  # it runs when the check has ended

@@ -30,7 +30,7 @@ class PatientStore:
         self._retry_s = retry_s
 
     def now(self) -> float:
-        """The time by which records expire, in Unix seconds."""
+        """Return the time by which records expire, in Unix seconds."""
         return self._thread.clock.now()
 
     async def ask(

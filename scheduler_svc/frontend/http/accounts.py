@@ -231,10 +231,10 @@ def held_of(request: Request) -> Held:
 
 
 def account_name(scope: Scope) -> str:
-    """Whose account a request is counted in: that of its key; where it has none, of the machine that sends it."""
-    name: str = scope["baton.client"].id
+    """Name the account in which a request is counted: its client's id; without keys, the machine that sends it."""
+    client_id: str = scope["baton.client"].id
     host, _ = scope.get("client") or ("", 0)
-    return name or host
+    return client_id or host
 
 
 def busy() -> ApiError:

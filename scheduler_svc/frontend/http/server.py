@@ -92,7 +92,7 @@ async def serve(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether uvicorn's line says more than ours: an ApiError in a body that has begun was logged, and broke it off."""
+    """Tell whether uvicorn's line says more than ours: an ApiError in a body that has begun is logged already."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error and error.__cause__, ApiError)  # Starlette's own says that it was too late to answer
 

@@ -55,7 +55,7 @@ class WorkerLink:
         self._tell("/run", _params(owner, response_id))
 
     async def look(self) -> None:
-        """Somebody's key was revoked, and the store has ended what it had open."""
+        """Have the worker look at the store: a key was revoked, and what its client had open has ended there."""
         await self._post("/look", {})
 
     async def cancel(self, owner: str, response_id: str) -> None:

@@ -27,7 +27,7 @@ def quota_exceeded(error: QuotaExceeded) -> ApiError:
 
 
 def store_gone() -> ApiError:
-    """The error (507) for all that needs the store while its file is not in its place; the store's thread logs that."""
+    """Make the error (507) for calls while the store's file is not in its place. The store's thread logs that."""
     message = "The store is gone from the server's disk: nothing can be stored or read until it is back."
     return ApiError(507, message, code="store_gone")
 

@@ -24,7 +24,7 @@ class Storage:
 
     @classmethod
     def open(cls, options: StoreOptions, keys: ApiKeys, *, makes: bool) -> Self | None:
-        """None where there is no store. Raises StoreError if it cannot be opened.
+        """Open the store; None where there is none. Raises StoreError if it cannot be opened.
 
         Args:
             keys: whose clients keep what they have.

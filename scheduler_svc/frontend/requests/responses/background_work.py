@@ -29,8 +29,8 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return _encoder.encode(replace(self, spec=self.spec.with_head(b"")))
 
     def sent_for(self, client: ApiClient) -> Self:
-        """The work with its request to the core as this client sends it now: its limit may be another one by now, and
-        earlier releases called clients by their names."""
+        """Return the work with its request as this client sends it now: its limit may have changed since, and earlier
+        releases called clients by their names."""
         submit = replace(
             self.submit,
             request_id=core_request_id(client.id, self.spec.response_id, 0),
