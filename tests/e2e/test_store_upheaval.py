@@ -65,7 +65,9 @@ def upload(client: httpx.Client, size: int = 100) -> httpx.Response:
 
 
 def respond(client: httpx.Client) -> httpx.Response:
-    return client.post("/v1/responses", json={"model": "baton-demo", "input": "a", "background": True})
+    """In the background, and of a given length: a frontend may not know yet what the model allows."""
+    body = {"model": "baton-demo", "input": "a", "background": True, "max_output_tokens": 1000}
+    return client.post("/v1/responses", json=body)
 
 
 def error_of(answer: httpx.Response) -> tuple[int, str]:

@@ -298,15 +298,8 @@ class FakeCore:
                 if self.answers_hellos:
                     self._send(router, sender, self.fleet)
             case m.Submit():
-                self.submits.append(message)
-                if message.request_id in self.stories:
-                    refusal = delta(message, [], "error", error="it is in use", code="request_exists")
-                    self._send(router, sender, outputs(refusal))
-                    return
-                self.stories[message.request_id] = KnownRequest(
-                    message, sender, [KnownSequence() for _ in range(message.n)]
-                )
-                self._begin(message)
+                self._submit(router, sender, message)
+                self.submits.append(message)  # last: a test that has waited for it may change the script
             case m.Attach():
                 self.attaches.append(message)
                 if self.answers_attaches:
@@ -334,6 +327,14 @@ class FakeCore:
                 self._send(router, sender, m.Status(query_id=message.query_id, report=self.report))
             case m.MetricsQuery():
                 self._send(router, sender, m.Metrics(query_id=message.query_id, text=b"baton_running 0\n"))
+
+    def _submit(self, router: zmq.Socket, sender: bytes, submit: m.Submit) -> None:
+        if submit.request_id in self.stories:
+            refusal = delta(submit, [], "error", error="it is in use", code="request_exists")
+            self._send(router, sender, outputs(refusal))
+            return
+        self.stories[submit.request_id] = KnownRequest(submit, sender, [KnownSequence() for _ in range(submit.n)])
+        self._begin(submit)
 
     def _begin(self, submit: m.Submit) -> None:
         heapq.heappush(self._due, (time.monotonic(), next(self._order), submit.request_id, self.script(submit)))

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -276,6 +277,40 @@ def test_another_frontend_goes_on(tmp_path: Path):
             assert not first.core.detaches
         finally:
             second.stop()
+
+
+def test_nobody_is_refused_before_the_core_has_answered(tmp_path: Path):
+    core = FakeCore(tmp_path)
+    core.answers_hellos = False
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as clients:
+        command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", core.endpoint]
+        command += ["--fd", str(listener.fileno())]
+        frontend = subprocess.Popen(command, cwd=REPOSITORY, pass_fds=[listener.fileno()])
+        try:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            # Without max_tokens the answer may be as long as the model allows, which only the core can tell.
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+            chat = clients.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=30)
+            eventually(lambda: core.num_hellos >= 2, 20)
+            core.answers_hellos = True
+            assert chat.result().status_code == 200
+        finally:
+            frontend.terminate()
+            assert frontend.wait(10) == 0
+            core.close()
+
+
+def test_a_frontend_that_never_finds_the_core_can_be_stopped(tmp_path: Path):
+    core = FakeCore(tmp_path)
+    core.answers_hellos = False
+    command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", core.endpoint, "--port", "0"]
+    frontend = subprocess.Popen(command, cwd=REPOSITORY)
+    try:
+        eventually(lambda: core.num_hellos >= 2, 20)
+    finally:
+        frontend.terminate()
+        assert frontend.wait(10) == 0
+        core.close()
 
 
 def test_several_frontends_share_a_socket(tmp_path: Path):

@@ -82,6 +82,7 @@ async def serve(
         watch = tasks.create_task(_stop_when_alone(server, link, settings))
         helpers = [tasks.create_task(link.run()), tasks.create_task(_end_streams_on_stop(server, link, at_stop)), watch]
         helpers.append(tasks.create_task(_lengthen_backlog(server, listener)))
+        await _core_found(server, link)
         log.info(f"{settings.name} started", **where, pid=os.getpid())
         await server.serve(sockets=[listener])
         was_told = not watch.done()
@@ -136,11 +137,19 @@ async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, settings: Ser
     server.should_exit = True
 
 
+async def _core_found(server: uvicorn.Server, link: CoreLink) -> None:
+    """Wait until the core has answered, or there is a reason to stop: who connects until then had better wait in the
+    backlog, or be served by another frontend on the same socket, than be refused."""
+    while not (link.is_up or server.should_exit):
+        await asyncio.sleep(START_INTERVAL_S)
+
+
 async def _lengthen_backlog(server: uvicorn.Server, listener: socket.socket) -> None:
     """Let more connections wait than are accepted at once: uvicorn has one number for both."""
     while not server.started:
         await asyncio.sleep(START_INTERVAL_S)
-    listener.listen(LISTEN_BACKLOG)
+    if not server.should_exit:  # it may have stopped, and closed the socket, as soon as it had started
+        listener.listen(LISTEN_BACKLOG)
 
 
 async def _end_streams_on_stop(server: uvicorn.Server, link: CoreLink, at_stop: Callable[[], None]) -> None:
