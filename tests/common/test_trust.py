@@ -116,7 +116,8 @@ def test_of_several_places_the_first_is_chosen_that_is_ours_or_can_be(shared):
 
 @needs_root
 def test_a_link_leads_out_of_a_folder_for_this_user_alone(shared, tmp_path):
-    """What is behind it counts, and not where it lies; one that stays in there is as safe as its folder."""
+    """The place that the link leads to counts, and not the link's own; a link that stays inside is as safe as its
+    folder."""
     tmp_path.chmod(0o700)
     for folder in (shared, tmp_path):
         (folder / "file").touch()

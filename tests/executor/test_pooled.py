@@ -33,16 +33,7 @@ from executor_svc.runner.runner import Runner
 from executor_svc.startup import start_executor
 from kernels.cpu import ISA_VARIABLE
 from tests.executor.conftest import Make
-from tests.executor.harness import (
-    RUNNABLE_ISAS,
-    Pool,
-    Row,
-    make_plan,
-    poison_cache,
-    run,
-    start,
-    through_the_wire,
-)
+from tests.executor.harness import RUNNABLE_ISAS, Pool, Row, make_plan, poison_cache, run, start, through_the_wire
 from tests.executor.ranks import CPU, in_threads, start_rank
 from tests.executor.test_recorded_steps import start_on_gpu_kernels
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits, reference_model

@@ -279,38 +279,31 @@ def test_another_frontend_goes_on(tmp_path: Path):
             second.stop()
 
 
-def test_nobody_is_refused_before_the_core_has_answered(tmp_path: Path):
+@pytest.fixture
+def unanswered(tmp_path: Path) -> Iterator[Frontend]:
+    """A frontend whose hellos the core has not answered yet."""
     core = FakeCore(tmp_path)
     core.answers_hellos = False
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as clients:
-        command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", core.endpoint]
-        command += ["--fd", str(listener.fileno())]
-        frontend = subprocess.Popen(command, cwd=REPOSITORY, pass_fds=[listener.fileno()])
-        try:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            # Without max_tokens the answer may be as long as the model allows, which only the core can tell.
-            body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-            chat = clients.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=30)
-            eventually(lambda: core.num_hellos >= 2, 20)
-            core.answers_hellos = True
-            assert chat.result().status_code == 200
-        finally:
-            frontend.terminate()
-            assert frontend.wait(10) == 0
-            core.close()
+    frontend = Frontend(core, tmp_path / "log")
+    yield frontend
+    frontend.process.kill()
+    core.close()
 
 
-def test_a_frontend_that_never_finds_the_core_can_be_stopped(tmp_path: Path):
-    core = FakeCore(tmp_path)
-    core.answers_hellos = False
-    command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", core.endpoint, "--port", "0"]
-    frontend = subprocess.Popen(command, cwd=REPOSITORY)
-    try:
-        eventually(lambda: core.num_hellos >= 2, 20)
-    finally:
-        frontend.terminate()
-        assert frontend.wait(10) == 0
-        core.close()
+def test_nobody_is_refused_before_the_core_has_answered(unanswered: Frontend):
+    # Without max_tokens the answer may be as long as the model allows, which only the core can tell.
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    with ThreadPoolExecutor() as clients:
+        chat = clients.submit(unanswered.post, "/v1/chat/completions", body)
+        eventually(lambda: unanswered.core.num_hellos >= 2, 20)
+        unanswered.core.answers_hellos = True
+        assert chat.result().status_code == 200
+    assert unanswered.stop() == 0
+
+
+def test_it_can_be_stopped_before_the_core_has_answered(unanswered: Frontend):
+    eventually(lambda: unanswered.core.num_hellos >= 2, 20)
+    assert unanswered.stop() == 0
 
 
 def test_several_frontends_share_a_socket(tmp_path: Path):

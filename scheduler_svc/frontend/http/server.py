@@ -82,7 +82,7 @@ async def serve(
         watch = tasks.create_task(_stop_when_alone(server, link, settings))
         helpers = [tasks.create_task(link.run()), tasks.create_task(_end_streams_on_stop(server, link, at_stop)), watch]
         helpers.append(tasks.create_task(_lengthen_backlog(server, listener)))
-        await _core_found(server, link)
+        await _wait_for_core(server, link)
         log.info(f"{settings.name} started", **where, pid=os.getpid())
         await server.serve(sockets=[listener])
         was_told = not watch.done()
@@ -137,9 +137,9 @@ async def _stop_when_alone(server: uvicorn.Server, link: CoreLink, settings: Ser
     server.should_exit = True
 
 
-async def _core_found(server: uvicorn.Server, link: CoreLink) -> None:
-    """Wait until the core has answered, or there is a reason to stop: who connects until then had better wait in the
-    backlog, or be served by another frontend on the same socket, than be refused."""
+async def _wait_for_core(server: uvicorn.Server, link: CoreLink) -> None:
+    """Wait until the core has answered, or there is a reason to stop. Until then this frontend would have to refuse
+    requests; in the backlog they wait, or another frontend on the same socket takes them."""
     while not (link.is_up or server.should_exit):
         await asyncio.sleep(START_INTERVAL_S)
 
