@@ -268,6 +268,12 @@ class Sequence:
         return self.num_prompt if self.is_pooled else self.num_prompt + self.params.max_tokens
 
     @property
+    def num_positions(self) -> int:
+        """Positions whose K and V it has at its full length: none for its last token, after which nothing is
+        computed."""
+        return self.max_length - (not self.is_pooled)
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Which sequence goes first: the one with the earlier place, then the earlier arrival. It never changes, so a
         preempted sequence comes back before all that are behind it."""

@@ -4,6 +4,7 @@ import json
 import random
 import re
 
+import openai
 import pytest
 
 from tests.e2e.conftest import client_of, running_fleet
@@ -98,6 +99,17 @@ def test_a_chat_whose_answer_is_a_choice(fleet):
     assert re.fullmatch("(to be|not to be)", choice.message.content)
     assert "".join(entry.token for entry in choice.logprobs.content[:-1]) == choice.message.content
     assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+
+
+def test_the_likelihood_of_a_prompt_that_fills_the_model(fleet):
+    client = client_of(fleet)
+    (most,) = {card.max_model_len for card in client.models.list() if card.id == "baton-demo"}
+    prompt = random.Random(3).choices(range(300, 2000), k=most)
+    asked = {"model": "baton-demo", "max_tokens": 0, "logprobs": 0, "echo": True}
+    (choice,) = client.completions.create(prompt=prompt, **asked).choices
+    assert (len(choice.logprobs.tokens), choice.finish_reason) == (most, "length")
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.completions.create(prompt=[*prompt, 300], **asked)
 
 
 def likelihoods(fleet, prompts, kill_at=None):

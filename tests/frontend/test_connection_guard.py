@@ -259,7 +259,7 @@ def test_requests_that_follow_one_another_at_once():
     async def run() -> None:
         async with serving(ConnectionLimits(max_connections=100)) as connect:
             client = await connect()
-            await client.send((HEAD + b"hello") * 50)
+            await client.send((HEAD + b"hello") * 49 + b"\r\n" + HEAD + b"hello")  # an empty line between two
             assert [await client.status() for _ in range(50)] == [200] * 50
 
     asyncio.run(run())

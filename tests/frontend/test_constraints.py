@@ -122,7 +122,8 @@ def test_a_prompt_token_comes_with_enough_for_all_that_is_shown(ask, asked: dict
 
 def test_no_tokens_are_one_that_is_not_shown():
     assert completion(echo=True, max_tokens=0).max_tokens == 1
-    error = refusal(echo=True, max_tokens=0, prompt=[5] * 2048)
+    assert completion(echo=True, max_tokens=0, prompt=[5] * 2048).max_tokens == 1, "it needs no position"
+    error = refusal(echo=True, max_tokens=0, prompt=[5] * 2049)
     assert error.code == "context_length_exceeded"
 
 

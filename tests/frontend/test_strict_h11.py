@@ -6,6 +6,7 @@ import pytest
 from scheduler_svc.frontend.http.connection_guard import MAX_HEAD_BYTES
 from scheduler_svc.frontend.http.strict_h11 import (
     MAX_CHUNK_LINE_BYTES,
+    MAX_EMPTY_LINES,
     MAX_HEAD_LINES,
     MAX_SMALL_CHUNKS,
     MEAN_CHUNK_BYTES,
@@ -69,6 +70,13 @@ def test_bodies_in_chunks(chunks: list[bytes], piece_bytes: int):
     assert received.body == b"".join(chunks)
     assert (received.is_complete, received.is_refused) == (True, False)
     assert received.connection.trailing_data[0] == SMUGGLED, "the next request is left as it came"
+
+
+@pytest.mark.parametrize("piece_bytes", [2**20, 7, 1])
+@pytest.mark.parametrize("num_lines", [0, 1, 2, MAX_EMPTY_LINES, MAX_EMPTY_LINES + 1])
+def test_empty_lines_before_a_request(num_lines: int, piece_bytes: int):
+    received = Received(b"\r\n" * num_lines + HEAD + b"0\r\n\r\n", piece_bytes)
+    assert (received.is_complete, received.is_refused) == (num_lines <= MAX_EMPTY_LINES, num_lines > MAX_EMPTY_LINES)
 
 
 @pytest.mark.parametrize("line", [b"1;name=value\r\na\r\n", b"01\r\na\r\n", b"1 \r\na\r\n"])

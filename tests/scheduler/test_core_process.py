@@ -57,7 +57,7 @@ def test_requests_wait_for_the_first_executor_and_are_refused_if_they_cannot_fit
     front.gather(("fits", 0), ("too long", 0), ("no such token", 0))
     assert front.ends["fits", 0].finish_reason == "length"
     assert front.ends["too long", 0].code == "context_length_exceeded"
-    assert "502, the limit is 200" in front.ends["too long", 0].error
+    assert "needs 501 positions, the limit is 200" in front.ends["too long", 0].error
     assert "token id 1000, the vocabulary ends at 999" in front.ends["no such token", 0].error
 
 

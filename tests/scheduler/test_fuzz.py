@@ -305,7 +305,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             may_shorten=may_shorten,
         )
         accepted = pools.max_tokens(length, max_tokens, may_shorten=may_shorten)
-        fits = limit == 0 or length + (accepted if pooled is None else 0) <= limit
+        fits = limit == 0 or length + (accepted - 1 if pooled is None else 0) <= limit
         refusal = ""
         try:
             sequences = self.scheduler.add(submit, self.now)
@@ -362,15 +362,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pass_time(self, quarters):
         """Sums of quarters of a second are exact: whether a grace is over is no matter of rounding."""
         self.now += quarters / 4
-        before = {sequence: sequence.max_length for sequence in self.scheduler}
+        before = {sequence: sequence.num_positions for sequence in self.scheduler}
         ends = done(self.scheduler.expire(self.now))
-        for sequence, length in before.items():
-            if sequence.max_length != length:
-                self.was_shortened(sequence, length)
+        for sequence, positions in before.items():
+            if sequence.num_positions != positions:
+                self.was_shortened(sequence, positions)
         for end in ends:
             if end.code == "context_length_exceeded":
                 sequence = end.sequence
-                needed = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
+                needed = (
+                    min(sequence.num_prompt + 1, sequence.num_positions)
+                    if sequence.may_shorten
+                    else sequence.num_positions
+                )
                 assert needed > self.pools_of(sequence).largest_seen
             elif end.code != "deadline_exceeded":
                 self.was_given_up(end)
@@ -379,12 +383,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             late = sequence.deadline is not None and sequence.deadline <= self.now
             assert not late or sequence in self.ended
 
-    def was_shortened(self, sequence: Sequence, length: int) -> None:
+    def was_shortened(self, sequence: Sequence, positions: int) -> None:
         """Its pool is gone, or there never was one for it, and it goes on with less."""
         pools, since = self.pools_of(sequence), self.stranded.pop(sequence, self.now)
-        assert self.now >= since + GRACE_S or length > pools.largest_seen
+        assert self.now >= since + GRACE_S or positions > pools.largest_seen
         assert sequence.may_shorten
-        room = pools.largest if length <= pools.largest_seen else pools.largest_seen
+        room = pools.largest if positions <= pools.largest_seen else pools.largest_seen
         assert len(sequence.tokens) < sequence.max_length == room
         self.max_tokens[sequence] = sequence.params.max_tokens
 
@@ -478,7 +482,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_stranded(self) -> None:
         """No sequence waits for longer than the grace beside executors that cannot hold it."""
         waiting = [s for s in self.outputs if s.state is State.WAITING and not s.awaited]
-        waiting = [s for s in waiting if s.max_length > self.pools_of(s).largest and self.pools.strands(s.params.task)]
+        waiting = [
+            s for s in waiting if s.num_positions > self.pools_of(s).largest and self.pools.strands(s.params.task)
+        ]
         self.stranded = {sequence: self.stranded.get(sequence, self.now) for sequence in waiting}
         assert all(self.now < since + GRACE_S for since in self.stranded.values())
 

@@ -139,4 +139,4 @@ def test_a_larger_executor_that_knows_no_grammars_does_not_count(
             assert fleet.step() == {2}
     else:
         assert [(end.reason, end.code) for end in ends] == [("error", "capacity_lost")]
-        assert "needs 103 positions; the largest executor has 20" in ends[0].error
+        assert "needs 102 positions; the largest executor has 20" in ends[0].error

@@ -447,9 +447,9 @@ def test_what_executors_could_hold_before_a_restart_counts_for_the_grace(is_reme
             add("late", 100, 11.0)
         return
     assert not ends
-    (late,) = add("late", 156, 11.0)
+    (late,) = add("late", 157, 11.0)
     with pytest.raises(RequestRejected, match=r"the limit is 256$"):
-        add("longer", 157, 11.0)
+        add("longer", 158, 11.0)
     assert set(after.known_executors(11.0)) == {"large", "small"}
     assert done(after.expire(9.9 + POOL_GRACE_S)) == []
     ends = done(after.expire(11.0 + POOL_GRACE_S))

@@ -159,7 +159,7 @@ def test_what_needs_a_pool_that_is_gone_ends_with_an_error_or_is_shortened_besid
     assert not rig.ends, "it may come back"
     rig.end(done(rig.scheduler.expire(5.0 + POOL_GRACE_S)))
     assert rig.ends[explicit].code == "capacity_lost"
-    assert "needs 603 positions; the largest executor has 400" in rig.ends[explicit].error
+    assert "needs 602 positions; the largest executor has 400" in rig.ends[explicit].error
     rig.finish()
     assert default.max_length == 400
     assert rig.ends[default].reason in ("stop", "length")

@@ -26,7 +26,7 @@ def sequence(arrival, place, num_positions):
         tokens=array("i", [1]),
         num_prompt=1,
         largest_token=1,
-        params=m.SamplingParams(max_tokens=num_positions - 1),
+        params=m.SamplingParams(max_tokens=num_positions),
         place=place,
     )
 
@@ -72,11 +72,11 @@ def test_candidates_are_what_a_sorted_list_gives(entries, removed, fleets):
             stranded.append(entry)
             queue.remove(entry)
         largest = max(sizes, default=0)
-        assert sorted(stranded, key=lambda s: s.rank) == [s for s in waiting if s.max_length > 4 * largest]
+        assert sorted(stranded, key=lambda s: s.rank) == [s for s in waiting if s.num_positions > 4 * largest]
         for entry in stranded:
             queue.add(entry, 50.0)
         for epoch, size in enumerate(sizes):
-            fitting = [s for s in waiting if s.max_length <= 4 * size]
+            fitting = [s for s in waiting if s.num_positions <= 4 * size]
             assert list(queue.candidates(epoch)) == fitting
             assert all(executors[epoch] in queue.executors_for(entry) for entry in fitting)
 
@@ -88,7 +88,7 @@ def test_an_executor_may_take_sequences_while_it_goes_through_its_candidates(tak
     regroup(queue, [executor(1, 4), executor(2, 2)])
     for entry in entries:
         queue.add(entry, 0.0)
-    expected = [entry for entry in entries if entry.max_length <= 16]
+    expected = [entry for entry in entries if entry.num_positions <= 16]
     seen = []
     for entry in queue.candidates(1):
         seen.append(entry)

@@ -132,14 +132,14 @@ class PoolBook:
         expire = scheduler.expire
 
         def watched_expire(now: float) -> Iterator[list[SequenceEnd]]:
-            before = {sequence: (sequence.max_length, sequence.takes_any_library) for sequence in scheduler}
+            before = {sequence: (sequence.num_positions, sequence.takes_any_library) for sequence in scheduler}
             for ends in expire(now):
-                for sequence, (length, takes_any_library) in before.items():
-                    if sequence.max_length != length:
-                        self._was_shortened(sequence, now, length, self._seen(scheduler, sequence))
+                for sequence, (positions, takes_any_library) in before.items():
+                    if sequence.num_positions != positions:
+                        self._was_shortened(sequence, now, positions, self._seen(scheduler, sequence))
                     if sequence.takes_any_library != takes_any_library:
                         self._was_relaxed(sequence, now)
-                    before[sequence] = sequence.max_length, sequence.takes_any_library
+                    before[sequence] = sequence.num_positions, sequence.takes_any_library
                 for end in ends:
                     if end.code in ("context_length_exceeded", "invalid_value"):
                         self._was_unfit(end.sequence, self._seen(scheduler, end.sequence))
@@ -157,7 +157,7 @@ class PoolBook:
         for sequence, since in self._stranded.items():
             waited_s = now - since
             what = (
-                f"{sequence.request_id} needs {sequence.max_length} of {self._of(sequence).largest} positions, or a "
+                f"{sequence.request_id} needs {sequence.num_positions} of {self._of(sequence).largest} positions, or a "
                 f"library,"
             )
             assert waited_s < self._grace_s + TOO_LATE_S, f"{what} and waits for {waited_s:.2f} s"
@@ -191,16 +191,18 @@ class PoolBook:
 
     def _fits(self, sequence: Sequence, epoch: int) -> bool:
         """Whether an executor that takes sequences can run this one to its end."""
-        return sequence.max_length <= self._of(sequence).taking.get(epoch, 0) and self._libraries.fits(sequence, epoch)
+        return sequence.num_positions <= self._of(sequence).taking.get(epoch, 0) and self._libraries.fits(
+            sequence, epoch
+        )
 
     def _of(self, sequence: Sequence) -> PoolLimits:
         return self._limits.of(sequence.params.task)
 
-    def _room(self, sequence: Sequence, length: int) -> int:
+    def _room(self, sequence: Sequence, positions: int) -> int:
         """Positions that a sequence gets at most which needs so many and has waited for too long. If it is a library
         that it waited for, executors without any do not count."""
         largest = self._of(sequence).largest
-        if length > largest or not self._libraries.is_relaxed(sequence):
+        if positions > largest or not self._libraries.is_relaxed(sequence):
             return largest
         sizes = self._of(sequence).taking.items()
         return max([size for epoch, size in sizes if self._libraries.masks(epoch)], default=0)
@@ -213,17 +215,19 @@ class PoolBook:
 
     def _was_unfit(self, sequence: Sequence, seen: int) -> None:
         """It was accepted before an executor was seen, and none could ever hold it."""
-        least = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
+        least = sequence.num_positions
+        if sequence.may_shorten:
+            least = min(least, sequence.num_prompt + 1)
         assert sequence.largest_token >= VOCAB_SIZE or least > seen, f"{sequence.request_id} fits an executor"
         self.unfit.add((sequence.request_id, sequence.index))
 
-    def _was_shortened(self, sequence: Sequence, now: float, length: int, seen: int) -> None:
+    def _was_shortened(self, sequence: Sequence, now: float, positions: int, seen: int) -> None:
         name = f"{sequence.request_id}[{sequence.index}]"
-        if length > seen:  # at once: none could ever hold it
+        if positions > seen:  # at once: none could ever hold it
             room = seen
             self._stranded.setdefault(sequence, now)
         else:
-            room = self._room(sequence, length)
+            room = self._room(sequence, positions)
             self._check_overdue(name, sequence, now)
         assert sequence.may_shorten, f"{name} asked for its tokens and gets fewer"
         assert sequence.max_length == room, f"{name} is shortened to {sequence.max_length}"
@@ -235,7 +239,7 @@ class PoolBook:
     def _was_relaxed(self, sequence: Sequence, now: float) -> None:
         name = f"{sequence.request_id}[{sequence.index}]"
         self._check_overdue(name, sequence, now)
-        assert sequence.max_length <= self._of(sequence).largest, f"{name} is too long, whatever the library"
+        assert sequence.num_positions <= self._of(sequence).largest, f"{name} is too long, whatever the library"
         self._libraries.was_relaxed(sequence)
         self._waits_anew(sequence, now)
 
@@ -246,7 +250,7 @@ class PoolBook:
             self._stranded[sequence] = now
 
     def _was_given_up(self, end: SequenceEnd, now: float) -> None:
-        sequence, room = end.sequence, self._room(end.sequence, end.sequence.max_length)
+        sequence, room = end.sequence, self._room(end.sequence, end.sequence.num_positions)
         name = f"{sequence.request_id}[{sequence.index}]"
         self._check_overdue(name, sequence, now)
         if end.reason == "length":
@@ -263,7 +267,7 @@ class PoolBook:
             self._libraries.was_given_up(sequence)
         else:
             assert end.code == "capacity_lost", f"{name} ended with {end.code}"
-            assert sequence.max_length > room > 0, f"{name} is not too long"
+            assert sequence.num_positions > room > 0, f"{name} is not too long"
             has_any = sequence.num_output > 0 or sequence.num_prompt < room
             assert not (sequence.may_shorten and has_any), f"{name} could be shortened"
             self.lost.add((sequence.request_id, sequence.index))

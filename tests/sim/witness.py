@@ -284,7 +284,7 @@ class Witness:
         if self.pools.is_unavailable(submit.params.task, now):
             return "unavailable"
         longest, is_pooled = self.pools.of(submit.params.task).limit(now), submit.params.pooling != "none"
-        if longest and len(submit.prompt) // 4 + (0 if is_pooled else self.pools.max_tokens(submit)) > longest:
+        if longest and len(submit.prompt) // 4 + (0 if is_pooled else self.pools.max_tokens(submit) - 1) > longest:
             return "context_length_exceeded"
         if longest and max(memoryview(submit.prompt).cast("i")) >= VOCAB_SIZE:
             return "invalid_value"
@@ -467,7 +467,7 @@ class Witness:
         if before != model and sequence in self._spoken:
             others = [e for e in core.scheduler.executors if e.model == before and not e.intake.is_leaving]
             takes = [e for e in others if sequence.params.task in e.limits.tasks]
-            able = [e for e in takes if sequence.max_length <= capacity(e.limits)]
+            able = [e for e in takes if sequence.num_positions <= capacity(e.limits)]
             fits = [e.name for e in able if self.libraries.fits(sequence, e.epoch)]
             assert not fits, f"{sequence.request_id} changes to {model}, but {fits} have {before}"
 

@@ -136,7 +136,7 @@ class TaskCapacities:
 
     def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
         """Why a sequence cannot be accepted now, if so; None before the first executor was seen."""
-        return self._refusal(sequence, sequence.max_length, self.largest(now)) if self._is_known else None
+        return self._refusal(sequence, sequence.num_positions, self.largest(now)) if self._is_known else None
 
     def can_hold(self, positions: int, vocabulary: int) -> bool:
         """See `Capacities.can_hold`."""
@@ -144,14 +144,14 @@ class TaskCapacities:
 
     def never_fits(self, sequence: Sequence) -> RequestRejected | None:
         """Why no executor that was ever seen could run the sequence, if so. One with a default needs a single token."""
-        least = sequence.num_prompt + 1 if sequence.may_shorten else sequence.max_length
+        least = min(sequence.num_prompt + 1, sequence.num_positions) if sequence.may_shorten else sequence.num_positions
         return self._refusal(sequence, least, self._seen) if self._is_known else None
 
     def _refusal(self, sequence: Sequence, needed: int, limit: int) -> RequestRejected | None:
         if needed > limit:
             length = f"prompt of {sequence.num_prompt} tokens"
             if not sequence.is_pooled:
-                length += f" plus max_tokens {sequence.params.max_tokens} is {sequence.max_length}"
+                length += f" plus max_tokens {sequence.params.max_tokens} needs {sequence.num_positions} positions"
             return RequestRejected(f"{length}, the limit is {limit}", "context_length_exceeded")
         if sequence.largest_token >= self._vocab_size:
             return RequestRejected(

@@ -49,8 +49,7 @@ def keep_what_is_known(
     for sequence, ids, spared in [completed for plan in plans for completed in plan.completed]:
         blocks.unspare(spared)
         if sequence.state is State.COMPLETING:
-            num_written = sequence.max_length - (not sequence.is_pooled)  # the last token is not stored
-            sequence.tail = blocks.keep_tail(origin, ids, num_valid(ids, num_written))
+            sequence.tail = blocks.keep_tail(origin, ids, num_valid(ids, sequence.num_positions))
 
 
 def _written(slot_mapping: bytes, block_size: int) -> tuple[IntArray, IntArray]:

@@ -149,7 +149,10 @@ def remembered(life: LifeRecord, records: list[RequestRecord]) -> dict[str, Capa
             (one,) = new_sequences(msgspec.structs.replace(submit, n=1), prompt, largest_token(submit, prompt), 0, None)
             name = f"an earlier release's, for {submit.params.task}"
             before = known.get(name, Capacity((submit.params.task,), 0, 0))
-            positions, vocabulary = max(before.positions, one.max_length), max(before.vocabulary, one.largest_token + 1)
+            positions, vocabulary = (
+                max(before.positions, one.num_positions),
+                max(before.vocabulary, one.largest_token + 1),
+            )
             known[name] = Capacity(before.tasks, positions, vocabulary)
     return known
 

@@ -18,7 +18,7 @@ class Needs(NamedTuple):
     """What an executor must have to run a sequence.
 
     Attributes:
-        positions: of the sequence at its full length.
+        positions: that it has at its full length.
         vocabulary: token ids that there must be: one more than the largest that the sequence has or names.
         model: what computed its answer; empty if it has none. Any will do while no executor has this one.
         masks: whether its tokens are masked by a grammar.
@@ -42,7 +42,7 @@ class Needs(NamedTuple):
         """Those of a waiting sequence."""
         return cls(
             sequence.params.task,
-            sequence.max_length,
+            sequence.num_positions,
             sequence.largest_token + 1,
             sequence.model if sequence.has_answer else "",
             sequence.has_grammar,

@@ -349,7 +349,7 @@ class Sequences:
         """No executor that fits a sequence has been there for too long."""
         if not (ready := self.capacities.ready_for(sequence)):
             return [self.end(sequence, "error", str(missed := missing(sequence.params.task)), missed.code)]
-        if not sequence.has_grammar or sequence.max_length > ready:
+        if not sequence.has_grammar or sequence.num_positions > ready:
             return self._give_up_pool(sequence, ready)
         if sequence.takes_any_library:
             masking = [e for e in self.executors.values() if e.membership.grammars and not e.intake.is_leaving]
@@ -377,8 +377,8 @@ class Sequences:
             return []
         if sequence.may_shorten and sequence.num_output > 0:
             return [self.end(sequence, "length")]
-        needs, have = f"{sequence.max_length} positions", f"the largest executor has {ready}"
-        if sequence.max_length <= ready:  # models of one tokenizer may differ in the size of their vocabularies
+        needs, have = f"{sequence.num_positions} positions", f"the largest executor has {ready}"
+        if sequence.num_positions <= ready:  # models of one tokenizer may differ in the size of their vocabularies
             needs, have = f"token id {sequence.largest_token}", "the executors' vocabularies end before it"
         message = f"the request needs {needs}; {have}, and none with more has come back within "
         message += f"{self.capacities.grace_s:.0f} s"

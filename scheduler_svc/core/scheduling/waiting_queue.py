@@ -101,7 +101,7 @@ class WaitingQueue:
         self._grammars = grammars
         self._kinds = kinds_of(())
         self._sizes = (
-            _Sizes("positions", lambda sequence: sequence.max_length),
+            _Sizes("positions", lambda sequence: sequence.num_positions),
             _Sizes("vocabulary", lambda sequence: sequence.largest_token + 1),
         )
         self._groups: dict[Needs, Group] = {}  # some may be empty

@@ -1,5 +1,5 @@
 """h11, stricter about where a request and its parts end, so that a proxy in front sees the same requests, and so that
-little is parsed for what is refused.
+little is parsed for what is refused. Empty lines before a request, which h11 refuses, are skipped (RFC 9112, 2.2).
 
 Of a head, h11 limits the size only while it is not complete, and h11 takes a bare LF for the end of a line (RFC 9112,
 2.2). Of a body in chunks, h11 takes chunks of one byte, each of which costs as much as a long one, and trailers of any
@@ -11,10 +11,12 @@ import re
 import h11
 
 MAX_HEAD_LINES = 256
+MAX_EMPTY_LINES = 64  # before a request
 MAX_CHUNK_LINE_BYTES = 256  # a chunk's size in hexadecimal digits, and extensions, which have no use here
 MAX_SMALL_CHUNKS = 256  # of a body; with more of them, its chunks must have MEAN_CHUNK_BYTES on average
 MEAN_CHUNK_BYTES = 64
 _CRLF = b"\r\n"
+_EMPTY_LINES = re.compile(rb"(?:\r\n)*")
 _LAST_CHUNK = re.compile(rb"0+(?![0-9A-Fa-f])")  # the size 0, for every line that h11 takes for one with this size
 
 
@@ -29,26 +31,40 @@ class StrictConnection(h11.Connection):
         super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
         self._max_head_bytes = max_head_bytes
         self._chunks: _Chunks | None = None  # of the body that is being read
+        self._num_empty_lines = 0  # since the last request
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """The next event; what comes before it is looked at before h11 parses it. Raises h11.RemoteProtocolError."""
         if self.their_state is h11.IDLE:
-            self._check_head(self.trailing_data[0])
+            self._skip_empty_lines()
+            data, is_closed = self.trailing_data
+            if data == b"\r" and not is_closed:
+                return h11.NEED_DATA
+            self._check_head(data)
         elif self._chunks and self._chunks.are_at_a_line and not self._chunks.has_line(self.trailing_data[0]):
             return h11.NEED_DATA
         event = super().next_event()
         match event:
             case h11.Request():
                 self._chunks = _chunks_of(event)
+                self._num_empty_lines = 0
             case h11.Data() if self._chunks:
                 self._chunks.add(event)
             case h11.EndOfMessage():
                 self._chunks = None
         return event
 
+    def _skip_empty_lines(self) -> None:
+        found = _EMPTY_LINES.match(self.trailing_data[0])
+        if not found or not found.end():
+            return
+        self._receive_buffer.maybe_extract_at_most(found.end())
+        self._num_empty_lines += found.end() // len(_CRLF)
+        if self._num_empty_lines > MAX_EMPTY_LINES:
+            raise h11.RemoteProtocolError(f"over {MAX_EMPTY_LINES} empty lines before a request", error_status_hint=400)
+
     def _check_head(self, data: bytes) -> None:
-        start = len(data) - len(data.lstrip(_CRLF))  # empty lines before a request are ignored
-        end = data.find(b"\r\n\r\n", start)
+        end = data.find(b"\r\n\r\n")
         head = data if end < 0 else data[: end + 4]
         num_lines = head.count(b"\n")
         if len(head) > self._max_head_bytes:

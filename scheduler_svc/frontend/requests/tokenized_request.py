@@ -150,12 +150,13 @@ def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model
         check_token_ids("prompt", prompt, tokenizer.vocab_size)
     if not all(prompts):
         raise ApiError(400, "The prompt is empty.", code="invalid_value", param="prompt")
-    max_tokens = max(body.max_tokens, 1)
-    check_length(max(map(len, prompts)), max_tokens, max_model_len, "prompt")
+    check_length(max(map(len, prompts)), body.max_tokens, max_model_len, "prompt")
     check_min_tokens(body.min_tokens, body.max_tokens)
     num_logprobs = 0 if body.logprobs is None else 1 + body.logprobs
     num_echoed, num_listed = num_logprobs if body.echo else 0, body.num_listed_prompt_logprobs
-    asked = m.SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=max(num_echoed, num_listed))
+    asked = m.SamplingParams(
+        max_tokens=max(body.max_tokens, 1), logprobs=num_logprobs, prompt_logprobs=max(num_echoed, num_listed)
+    )
     if body.echo:
         check_echo(prompts, body.n, tokenizer)
     num_shown_prompt_logprobs = (sum(map(len, prompts)) - len(prompts)) * (num_echoed + num_listed) * body.n
