@@ -9,7 +9,7 @@ from common.errors import RequestRejected
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.parsing.message import MessageRules
-from scheduler_svc.frontend.requests.body import Parsed, parse_noting
+from scheduler_svc.frontend.requests.body import MAX_STRINGS, Parsed, parse_noting
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.chat_style import ChatStyle, style_of
 from scheduler_svc.frontend.requests.ignored import MAX_KNOWN, MAX_NAMES, PLACES, IgnoredFields, place_of
@@ -37,6 +37,7 @@ def with_template(source: str) -> Tokenizer:
 
 THINKER = with_template(QWEN3_LIKE)
 SILENT = with_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+WALKER = with_template("x{% for k, v in messages[0].tool_calls[0].function.arguments|items %};{{ k }}{% endfor %}")
 USER = {"role": "user", "content": "x"}
 
 
@@ -358,11 +359,37 @@ def test_messages_of_real_clients():
     ]
 
 
-@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
-def test_arguments_are_texts_or_objects(arguments: object):
+DEEP = "[" * 20_000
+MANY = json.dumps([""] * (MAX_STRINGS + 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        ('{"a": "one\ntwo"}', {"a": "one\ntwo"}),
+        ('{"a": "\\ud83d"}', {"a": "\ud83d"}),
+        ("", {}),
+        (None, {}),
+        ("null", {}),
+        ('{"a": ', {}),
+        ('{"a": {"b": [1, "tw', {"a": {"b": [1, "tw"]}}),
+        ("[]", {"arguments": []}),
+        ('"x"', {"arguments": "x"}),
+        ("[1, 2", {"arguments": "[1, 2"}),
+        ("no JSON", {"arguments": "no JSON"}),
+        ("9" * 300, {"arguments": "9" * 300}),
+        (DEEP, {"arguments": DEEP}),
+        ('{"a": ' + DEEP, {"arguments": '{"a": ' + DEEP}),
+        (MANY, {"arguments": MANY}),
+    ],
+)
+def test_arguments_are_an_object_for_every_template_whatever_was_answered(arguments: object, expected: dict):
     message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
     [plain] = [message.plain() for message in read(messages=[message]).body.messages]
-    assert plain["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    assert plain["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": expected}}]
+    assert prompt_of(chat(WALKER, messages=[message])) == ";".join(["x", *expected])
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])

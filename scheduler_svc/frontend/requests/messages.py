@@ -1,10 +1,13 @@
 """The messages of a conversation, as clients write them: leniently read, and plain for chat templates."""
 
+import contextlib
+import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
+from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.body import count_values, loads
 from scheduler_svc.frontend.requests.fields import FirstError, Instead, Only
 from scheduler_svc.frontend.requests.strict import Lenient
@@ -96,17 +99,30 @@ class ChatMessage(Lenient):
 
 
 def _plain_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": _parsed(call.function.arguments)}
+    function = {"name": call.function.name, "arguments": _object(call.function.arguments)}
     plain = {"type": call.type, "function": function}
     return plain if call.id is None else {"id": call.id, **plain}
 
 
-def _parsed(arguments: str | dict[str, Any]) -> Any:
-    """A call's arguments as an object, since templates write them with `tojson`; the text itself if it is not JSON."""
+def _object(arguments: str | dict[str, Any]) -> dict[str, Any]:
+    """Read a call's arguments as an object, whatever was answered: some templates walk through it, others write it with
+    `tojson`.
+
+    Text that ends too early gives what had come of the object, nothing and null give an empty one, and any other value
+    or text is the object's `arguments`.
+    """
     if not isinstance(arguments, str):
         return arguments
+    value: Any = arguments
     try:
         count_values(arguments.encode())  # in the body they were one string
-        return loads(arguments) if arguments else {}
-    except (ValueError, RecursionError):
-        return arguments
+        value = loads(arguments, strict=False) if arguments else None
+    except json.JSONDecodeError:
+        with contextlib.suppress(ValueError):
+            cut = from_json(arguments, allow_partial="trailing-strings")
+            value = cut if isinstance(cut, dict) else arguments
+    except (ValueError, RecursionError, ApiError):
+        pass
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {"arguments": value}
