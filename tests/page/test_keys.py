@@ -1,4 +1,4 @@
-"""Keys that a reader gives to an input method, with which Japanese, Chinese and Korean are written, and not to the page.
+"""Keys that a reader gives to an input method, which writes Japanese, Chinese or Korean, and not to the page.
 
 Chromium says so while a word is being written. Safari ends the word first and then sends the key that ended it, with
 nothing but the old key code to tell it by; such a key is made here as Safari sends it.

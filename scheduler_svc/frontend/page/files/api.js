@@ -59,7 +59,7 @@ export class Api {
     // The service redirects nothing, so a redirection leads to a page on which people log in.
     const sent = { method, headers: all, signal, cache: "no-store", credentials: "same-origin", redirect: "manual" };
     if (body !== undefined) sent.body = JSON.stringify(body);
-    // An address may have a login in it, http://user:password@host/, with which browsers send nothing that names it.
+    // The page's address may have a login in it (user:password@), and browsers send nothing to an address that has one.
     const address = new URL(path, location.origin + location.pathname);
     let response;
     try {
