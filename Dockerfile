@@ -95,11 +95,12 @@ RUN XDG_CACHE_HOME=/cache /opt/baton/bin/python -m kernels.cpu --all
 
 # ---- The images.
 FROM ${PYTHON_IMAGE} AS service
-# A volume that is mounted empty gets its owner from the folder in the image.
+# A volume that is mounted empty gets owner and mode from the folder in the image: any user may keep files there (docker
+# run --user, OpenShift), and only its own, by the sticky bit. Such users have no other home than HOME.
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp baton \
- && install --directory --owner=baton --mode=0700 \
+ && install --directory --mode=1777 \
         /etc/baton/keys /etc/baton/keys/scheduler /etc/baton/keys/executors /run/baton /var/lib/baton
-ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPYCACHEPREFIX=/opt/bytecode \
+ENV HOME=/tmp PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPYCACHEPREFIX=/opt/bytecode \
     BATON_KEYS_DIR=/etc/baton/keys
 USER baton
 WORKDIR /tmp
@@ -132,8 +133,8 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && python3 -m venv /opt/baton \
  && useradd --uid 10001 --no-create-home --home-dir /tmp baton \
- && install --directory --owner=baton --mode=0700 /etc/baton/keys /etc/baton/keys/executors /run/baton
-ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ && install --directory --mode=1777 /etc/baton/keys /etc/baton/keys/executors /run/baton
+ENV HOME=/tmp PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY --from=requirements /requirements/base.txt /requirements/gpu.txt /requirements/gpu-pins.txt /requirements/
 ARG GPU_TORCH="torch==2.11.0"
 ARG GPU_TORCH_INDEX_URL=https://download.pytorch.org/whl/cu130

@@ -1,5 +1,6 @@
 """Where a model's files are: the embedded demo model, a folder, or a Hugging Face hub id."""
 
+import os
 from pathlib import Path
 
 from common.errors import CheckpointError, TryAgainError
@@ -36,7 +37,7 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
     """
     if model is None:
         return DEMO_MODEL_DIR
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))
     if folder.is_dir():
         return folder
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
@@ -60,5 +61,5 @@ def model_name(model: str | None) -> str:
     """The name clients see: `baton-demo`, a hub id as it is, a folder's last part."""
     if model is None:
         return "baton-demo"
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))
     return folder.resolve().name if folder.is_dir() else model

@@ -38,7 +38,7 @@ from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
 from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses, WorkerStart
 from scheduler_svc.server.garbage import spare_the_old
-from scheduler_svc.server.journal import Journal
+from scheduler_svc.server.journal import Journal, JournalError
 from scheduler_svc.server.kv_events import KvEventOptions
 from scheduler_svc.server.store_folder import StoreFolder
 from scheduler_svc.store_options import StoreOptions, store_options
@@ -268,10 +268,19 @@ def _worker(
 
 
 def _default_journal(listener: socket.socket | None, executor_endpoint: str) -> Path:
-    """A file in the user's state folder, which is made; one for each port, because a journal is one scheduler's."""
+    """A file in the user's state folder, which is made; one for each port, because a journal is one scheduler's.
+
+    Raises:
+        JournalError: the user has no home, or may not make the folder.
+    """
     port = listener.getsockname()[1] if listener is not None else executor_endpoint.rpartition(":")[2]
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, RuntimeError) as error:  # the latter for a user without a home
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else "the user has no home"
+        options = "name a file by --journal, or a folder by XDG_STATE_HOME; --no-journal keeps nothing"
+        raise JournalError(f"journal and store have no place: {reason}; {options}") from error
     return folder / f"journal-{port}.sqlite3"
 
 

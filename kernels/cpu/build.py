@@ -30,8 +30,11 @@ class BuildError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: `$XDG_CACHE_HOME/baton/cpu-kernels`."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where libraries are kept: `$XDG_CACHE_HOME/baton/cpu-kernels`. Raises BuildError for a user without a home."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise BuildError("the user has no home for the CPU kernels: name a folder by XDG_CACHE_HOME") from error
     return Path(base) / "baton" / "cpu-kernels"
 
 
@@ -76,7 +79,8 @@ def build(isa: Isa, say: Callable[[str], None]) -> Path:
                 say(f"building the CPU kernels for {isa.name}, once; they are kept in {library.parent}")
                 _compile(compiler, isa, runtime, library)
     except OSError as error:
-        raise BuildError(f"the CPU kernels cannot be kept in {library.parent}: {error}") from error
+        reason = f"{error}; name another folder by XDG_CACHE_HOME"
+        raise BuildError(f"the CPU kernels cannot be kept in {library.parent}: {reason}") from error
     return _trusted(library)
 
 

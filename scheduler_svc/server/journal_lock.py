@@ -26,9 +26,11 @@ def lock(path: Path) -> int:
     try:
         fd = os.open(beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError as error:
-        raise JournalError(f"journal {path} cannot be opened: there is no folder {path.parent}") from error
+        reason = f"there is no folder {path.parent}; name another file by --journal"
+        raise JournalError(f"journal {path} cannot be opened: {reason}") from error
     except OSError as error:
-        raise JournalError(f"journal {path} cannot be opened: {path.parent}: {error.strerror}") from error
+        reason = f"{path.parent}: {error.strerror}; name another file by --journal"
+        raise JournalError(f"journal {path} cannot be opened: {reason}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

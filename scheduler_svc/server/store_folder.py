@@ -96,7 +96,8 @@ def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreError(f"store {folder} cannot be opened: {error.strerror}") from error
+        reason = f"{error.strerror}; name another folder by --store"
+        raise StoreError(f"store {folder} cannot be opened: {reason}") from error
     give_up_at = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:

@@ -49,7 +49,7 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # no other user may read it
         lock_fd = os.open(folder / f"{FILE_NAME}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreError(f"store {path} cannot be opened: {error.strerror}") from error
+        raise StoreError(f"store {path} cannot be opened: {error.strerror}; name another folder by --store") from error
     try:
         require_trusted(folder, FILE_NAMES)  # another user may have been faster to make the folder, in /tmp for example
         _lock(lock_fd, path)  # a change of the mode or of the version is for one process

@@ -76,6 +76,58 @@ def test_containers_are_confined(stack, service):
         assert int(capabilities.split()[1], 16) == 0
 
 
+@contextmanager
+def volumes(stack, **paths):
+    """Options that mount empty volumes at these paths; they are removed at the end."""
+    names = [f"{stack.tag}-{name}" for name in paths]
+    try:
+        yield [f"--volume={name}:{path}" for name, path in zip(names, paths.values(), strict=True)]
+    finally:
+        stack.docker("volume", "rm", "--force", *names)
+
+
+@contextmanager
+def container(stack, *arguments):
+    """A container, until the end of the block; its log is printed."""
+    started = stack.docker("run", "--detach", "--init", *arguments)
+    try:
+        yield started
+    finally:
+        print(stack.docker("logs", started, check=False))
+        stack.docker("rm", "--force", "--volumes", started)
+
+
+@pytest.mark.parametrize("user", ["54321", "54321:54321"], ids=["group of root", "group of its own"])
+def test_any_user_runs_the_images(stack, user):
+    """One that no account has, as `docker run --user` and OpenShift give it. Keys, journal and memory have a place."""
+    scheduler, executor = (f"baton-{name}:{stack.tag}" for name in ("scheduler", "executor"))
+    confined = (f"--user={user}", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", f"--env={SOCKET}")
+    keys = ("--curve-keys", f"{KEYS}/scheduler", "--journal", "/var/lib/baton/journal.sqlite3")
+    own_keys = ("--curve-keys", f"{KEYS}/executors/x")
+    with volumes(stack, keys=KEYS, journal="/var/lib/baton", keeper="/run/baton") as mounted:
+        confined += tuple(mounted)
+        stack.docker("run", "--rm", *confined, scheduler, "baton", "keys", "init", "--executor", "x")
+        with (
+            container(stack, *confined, scheduler, "baton-keeper") as keeper,
+            container(stack, *confined, scheduler, "baton-scheduler", *keys) as serving,
+            container(stack, *confined, f"--network=container:{serving}", executor, *TO_LOCAL, *own_keys) as joined,
+        ):
+            baton = ("exec", serving, "baton")
+            stack.wait_for(lambda: "Error" not in stack.docker(*baton, "status", check=False), "it answers")
+            assert stack.docker(*baton, "generate", "ROMEO:", "--max-tokens", "5")
+            assert "pool" in stack.docker("exec", keeper, "baton", "keeper", "status")
+            assert "cannot" not in stack.docker("logs", joined)
+
+
+def test_any_user_has_a_place_for_state_without_an_option(stack):
+    """The home of a user without an account is /, where it may write nothing."""
+    with container(stack, "--user=54321", f"baton-scheduler:{stack.tag}") as serving:
+        stack.wait_for(lambda: "listening" in stack.docker("logs", serving), "it listens")
+        assert "journal=/tmp/.local/state/baton/journal-8000.sqlite3" in stack.docker("logs", serving)
+
+
+SOCKET = "BATON_KEEPER_SOCKET=/run/baton/keeper/keeper.sock"
+TO_LOCAL = ("baton-executor", "--scheduler", "tcp://127.0.0.1:5555", "--threads", "1", "--num-blocks", "256")
 KEYS = "/etc/baton/keys"
 
 

@@ -11,8 +11,9 @@ globalThis.sessionStorage = {
   setItem: (name, value) => stored.set(name, String(value)),
   removeItem: (name) => stored.delete(name),
 };
-globalThis.fetch = async (path, options) => {
-  sent.push({ path, ...options });
+globalThis.location = { origin: "https://baton.example", pathname: "/below/" };
+globalThis.fetch = async (address, options) => {
+  sent.push({ address: address.href, ...options });
   return answer(options);
 };
 const { Api, ApiError } = await import("../../scheduler_svc/frontend/page/files/api.js");
@@ -36,7 +37,8 @@ async function failure(api = new Api(), options = {}) {
 test("without a key none is sent", async () => {
   assert.deepEqual(await new Api().json("page/about"), { ok: true });
   assert.deepEqual(sent[0], {
-    path: "page/about", method: "GET", headers: {}, signal: undefined, cache: "no-store", credentials: "omit",
+    address: "https://baton.example/below/page/about", method: "GET", headers: {}, signal: undefined, cache: "no-store",
+    credentials: "same-origin", redirect: "manual",
   });
 });
 
@@ -44,7 +46,7 @@ test("the tab's key is sent, kept and removed", async () => {
   const api = new Api();
   api.key = "sk-1";
   await api.json("v1/models");
-  assert.equal(sent[0].headers.authorization, "Bearer sk-1");
+  assert.deepEqual(sent[0].headers, { "x-api-key": "sk-1" }, "`Authorization` is left to a proxy's login");
   assert.ok(!stored.has(KEY), "not before the service has taken it");
   api.keepKey();
   assert.equal(stored.get(KEY), "sk-1");
@@ -52,7 +54,7 @@ test("the tab's key is sent, kept and removed", async () => {
   api.key = "";
   api.keepKey();
   await api.json("v1/models");
-  assert.equal(sent[1].headers.authorization, undefined);
+  assert.deepEqual(sent[1].headers, {});
   assert.ok(!stored.has(KEY));
 });
 
@@ -126,10 +128,24 @@ test("a wrong key is told to the frame, other errors are not", async () => {
   answer = () => Response.json({ error: { message: "No." } }, { status: 403 });
   await failure(api);
   assert.equal(asked, 0);
-  answer = () => Response.json({ error: { message: "No." } }, { status: 401 });
+  answer = () => Response.json({ error: { message: "No.", code: "invalid_api_key" } }, { status: 401 });
   assert.equal((await failure(api)).status, 401);
   assert.equal(asked, 1);
 });
+
+/** What `fetch` answers to a redirection that it is not to follow. */
+const REDIRECTION = { ok: false, type: "opaqueredirect", status: 0, headers: new Headers(), text: async () => "" };
+
+for (const [name, made] of [["a redirection", () => REDIRECTION], ["a 401", () => new Response("", { status: 401 })]]) {
+  test(`${name} by a proxy asks for a login, not for a key`, async () => {
+    const api = new Api();
+    api.onUnauthorized = () => assert.fail("it is not about the key");
+    answer = made;
+    const error = await failure(api);
+    assert.deepEqual([error.status, error.mayPass], [401, false]);
+    assert.match(error.message, /log in: load this page again/);
+  });
+}
 
 test("what may pass by itself", () => {
   for (const status of [0, 429, 500, 502, 503]) assert.ok(new ApiError(status, "").mayPass, status);

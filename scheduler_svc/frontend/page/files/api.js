@@ -1,6 +1,13 @@
 // The service, as the page speaks to it: with the tab's API key, and errors as the API words them.
+//
+// A proxy in front of the service may log people in, by a cookie or by Basic auth. So the browser sends what it has for
+// the page's own origin, and the key does not take `Authorization`, which is the proxy's.
+
+/** The code of an error that a wrong key, or none, has; a proxy's 401 is not about the key. */
+export const WRONG_KEY = "invalid_api_key";
 
 const KEY = "baton.key";
+const LOGGED_OUT = "Something in front of the service wants you to log in: load this page again.";
 
 /** An answer that is an error. `code` is the API's; `status` is 0 where no answer came. */
 export class ApiError extends Error {
@@ -47,13 +54,16 @@ export class Api {
    */
   async send(path, { method = "GET", body, headers = {}, signal } = {}) {
     const all = { ...headers };
-    if (this.#key) all.authorization = `Bearer ${this.#key}`;
+    if (this.#key) all["x-api-key"] = this.#key;
     if (body !== undefined) all["content-type"] = "application/json";
-    const sent = { method, headers: all, signal, cache: "no-store", credentials: "omit" };
+    // The service redirects nothing, so a redirection leads to a page on which people log in.
+    const sent = { method, headers: all, signal, cache: "no-store", credentials: "same-origin", redirect: "manual" };
     if (body !== undefined) sent.body = JSON.stringify(body);
+    // The page's address may have a login in it (user:password@), and browsers send nothing to an address that has one.
+    const address = new URL(path, location.origin + location.pathname);
     let response;
     try {
-      response = await fetch(path, sent);
+      response = await fetch(address, sent);
     } catch (error) {
       if (signal?.aborted) throw error;
       throw new ApiError(0, "The service cannot be reached.");
@@ -76,9 +86,10 @@ export class Api {
     } catch {
       // a proxy's page, perhaps
     }
+    const status = response.type === "opaqueredirect" ? 401 : response.status; // by a browser it is 0
     const retryAfter = Number(response.headers.get("retry-after") ?? 0) || 0;
-    if (response.status === 401) this.onUnauthorized();
-    const message = error.message ?? `The service answered with status ${response.status}.`;
-    return new ApiError(response.status, message, error.code ?? "", retryAfter);
+    if (error.code === WRONG_KEY) this.onUnauthorized();
+    const message = error.message ?? (status === 401 ? LOGGED_OUT : `The service answered with status ${status}.`);
+    return new ApiError(status, message, error.code ?? "", retryAfter);
   }
 }

@@ -1,4 +1,4 @@
-// Makes elements. Text goes into text nodes and never into markup: what a model or a client writes stays text.
+// Makes elements, and tells their keys apart. Text goes into text nodes and never into markup: what a model or a client writes stays text.
 
 /**
  * An element with attributes and children.
@@ -28,6 +28,14 @@ export function h(name, attributes = {}, ...children) {
 /** A button that submits no form. */
 export function button(label, click, attributes = {}) {
   return h("button", { type: "button", ...attributes, on: { click } }, label);
+}
+
+/**
+ * Whether a key was the reader's to an input method, with which a word is chosen or given up, and not to the page. In
+ * Safari the word has ended before its last key comes, and nothing but the key's old code tells.
+ */
+export function isOfInputMethod(event) {
+  return event.isComposing || event.keyCode === 229;
 }
 
 /** Put these children into an element in place of what it has. */

@@ -1,5 +1,6 @@
 // The connection to `page/live`: there while somebody looks, and made again when it breaks.
 
+import { WRONG_KEY } from "../api.js";
 import { eventsOf } from "../sse.js";
 
 const FIRST_PAUSE_MS = 500;
@@ -48,7 +49,7 @@ export class LiveStream {
         await this.#read(wanted);
       } catch (error) {
         problem = error.message;
-        if (error.status === 401) this.stop(); // the view is shown again when there is another key
+        if (error.code === WRONG_KEY) this.stop(); // the view is shown again when there is another key
       }
       if (wanted.aborted) return;
       this.on.lost(problem);

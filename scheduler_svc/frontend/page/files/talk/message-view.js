@@ -1,6 +1,6 @@
 // A message of the reader's, and a tool's result. The reader's can be edited.
 
-import { button, fill, h } from "../dom.js";
+import { button, fill, h, isOfInputMethod } from "../dom.js";
 
 export class MessageView {
   #message;
@@ -39,10 +39,11 @@ export class MessageView {
       this.#show();
     };
     const keydown = (event) => {
+      if (isOfInputMethod(event)) return;
       if (event.key === "Escape") {
         event.stopPropagation(); // it ends the editing, not an answer
         cancel();
-      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+      } else if (event.key === "Enter" && !event.shiftKey) submit(event);
     };
     input.addEventListener("keydown", keydown);
     this.#text.hidden = true;

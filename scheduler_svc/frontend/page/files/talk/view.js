@@ -1,6 +1,6 @@
 // The view "Talk": one or two conversations with one input.
 
-import { button, fill, h } from "../dom.js";
+import { button, fill, h, isOfInputMethod } from "../dom.js";
 import { Column } from "./column.js";
 import { ColumnView } from "./column-view.js";
 import { Keeper, stored } from "./storage.js";
@@ -24,7 +24,7 @@ export class TalkView {
     ));
     this.#build(root);
     root.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.#stop();
+      if (event.key === "Escape" && !isOfInputMethod(event)) this.#stop();
     });
     addEventListener("pagehide", () => this.#keeper.flush());
     addEventListener("visibilitychange", () => this.#keeper.flush());
@@ -84,7 +84,7 @@ export class TalkView {
       this.#keeper.note();
     });
     this.input.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      if (event.key !== "Enter" || event.shiftKey || isOfInputMethod(event)) return;
       event.preventDefault();
       this.#say();
     });
