@@ -164,7 +164,7 @@ def test_the_model_is_told_what_it_may_call():
         (
             {"tools": [tool(f"t{number}") for number in range(129)]},
             "tools",
-            "has 129 tools, the limit is 128; the service's option --max-tools",
+            "129 tools, the limit is 128",
         ),
         ({"tools": [tool("ü")]}, "tools[0].function.name", "pattern"),
         ({"tools": [tool("x" * 65)]}, "tools[0].function.name", "pattern"),
@@ -439,9 +439,8 @@ def test_media_in_old_turns_become_a_line_that_says_so():
 def test_thinking_by_the_names_of_other_servers(asked: dict, same_as: dict):
     one, other = (chat(THINKER, seed=1, **each) for each in (asked, same_as))
     assert same(one, other)
-    assert (one.grammar and other.grammar) or one.grammar == other.grammar
-    if one.grammar:
-        assert one.grammar.spec == other.grammar.spec
+    spec, other_spec = (each.grammar and each.grammar.spec for each in (one, other))
+    assert spec == other_spec
 
 
 def test_a_thought_may_be_left_out_by_two_names():

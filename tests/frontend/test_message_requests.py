@@ -235,9 +235,10 @@ def test_unknown_fields_inside_are_ignored_and_told():
 def test_there_may_be_more_tools_than_openai_allows():
     """Claude Code with several MCP servers sends 188."""
     tools = [{**TOOL, "name": f"mcp__server__tool_{number}"} for number in range(188)]
-    assert len(tokenized(tools=tools).prompts) == 1
+    assert len(chat_request(read(tools=tools).body, "id", THINKS).tools) == 188
     asked = {"type": "tool", "name": "mcp__server__tool_187"}
-    grammar = json.loads(tokenized(tools=tools, tool_choice=asked).grammar.spec.text)
+    steps = tokenize_message(read(tools=tools, tool_choice=asked).body, THINKER, 2**16, THINKS)
+    grammar = json.loads(finished(steps, THINKER).grammar.spec.text)
     assert [tool["name"] for tool in grammar["tools"]] == ["mcp__server__tool_187"]
 
 
