@@ -58,7 +58,7 @@ def lark_pattern(grammar: str) -> str:
 
 @dataclass(frozen=True)
 class _Token:
-    kind: str
+    kind: str  # a group of `_TOKEN`, or "pattern" for what is one already
     text: str
     line: int
 
@@ -124,9 +124,9 @@ def _read_directive(statement: list[_Token], found: _Definitions) -> None:
     words = [token.text for token in statement[1:]]
     match words:
         case ["import", "common", ".", name] if name in _COMMON:
-            found.bodies[name] = [_Token("common", name, statement[0].line)]
+            found.bodies[name] = [_Token("pattern", _COMMON[name], statement[0].line)]
         case ["import", "common", ".", name, "->", alias] if name in _COMMON:
-            found.bodies[alias] = [_Token("common", name, statement[0].line)]
+            found.bodies[alias] = [_Token("pattern", _COMMON[name], statement[0].line)]
         case ["ignore", *_]:
             found.ignored.append(statement[2:])
         case _:
@@ -183,8 +183,8 @@ class _Expansion:
                 atom = _string(token)
             case "regex":
                 atom = _regex(token)
-            case "common":
-                return _COMMON[token.text]
+            case "pattern":
+                atom = token.text
             case _:
                 raise ValueError(f"line {token.line} has {token.text!r} where an expression has to stand")
         return atom + self._gap if is_rule else atom
@@ -194,7 +194,7 @@ class _Reader:
     """Reads the expressions of one definition.
 
     Args:
-        atom: the pattern of a name, a string or a regular expression.
+        atom: gives the pattern of a name, a string, a regular expression, or what is a pattern already.
     """
 
     def __init__(self, tokens: list[_Token], atom: Callable[[_Token], str]) -> None:
@@ -241,7 +241,7 @@ class _Reader:
                 raise ValueError(f"line {token.line} has {token.text!r} without its end")
             atom = inner if token.text == "(" else f"{inner}?"
         elif token.kind == "string" and self._is_next(".."):
-            atom = self._range(token)
+            atom = self._atom(self._range(token))
         else:
             atom = self._atom(token)
         return self._repeated(atom)
@@ -261,13 +261,13 @@ class _Reader:
             most = self._number()
         return f"(?:{atom}){{{least},{most}}}"
 
-    def _range(self, first: _Token) -> str:
+    def _range(self, first: _Token) -> _Token:
         last = self._peek()
         ends = [token.text[1:-1] for token in (first, last) if token is not None and token.kind == "string"]
         if len(ends) != 2 or any(len(end) != 1 for end in ends) or ends[0] > ends[1]:
             raise ValueError(f"line {first.line} has a range that is not of two characters")
         self._place += 1
-        return f"[{re.escape(ends[0])}-{re.escape(ends[1])}]"
+        return _Token("pattern", f"[{re.escape(ends[0])}-{re.escape(ends[1])}]", first.line)
 
     def _number(self) -> int:
         token = self._peek()
