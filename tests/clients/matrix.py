@@ -211,8 +211,8 @@ _AGENTS = Table(
     },
     (Client("Codex CLI", "@openai/codex", "codex_cli.py", {"OPENAI_NAME": OPENAI_NAME}),),
     (
-        "Codex is run as it is (`codex exec`), offline, with the service as its provider, and its tools run for real. It",
-        "asks Responses, with `store: false`.",
+        "Codex is run as it is (`codex exec`), with the service as its provider, and its tools run for real. It asks",
+        "Responses, with `store: false`.",
         "",
         "- **a command**: the model calls `exec_command`, the command runs, and the result goes back.",
         "- **a patch**: by `apply_patch`, a custom tool with a grammar in Lark.",

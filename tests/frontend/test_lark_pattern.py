@@ -1,6 +1,7 @@
 """Lark grammars as regular expressions: the same texts as llguidance's own reading of them, and inside of calls."""
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -124,13 +125,12 @@ def test_the_input_of_a_call_is_held_to_it_in_every_format(format_):
         ("%import other.X\nstart: /x/", "is not supported"),
         ("%declare X\nstart: /x/", "is not supported"),
         ('start: "ab".."c"', "a range that is not of two characters"),
-        ("start: " + "(" * 70 + "/x/" + ")" * 70, "parentheses in each other"),
+        ("start: " + "(" * 999 + "/x/" + ")" * 999, "nested too deeply"),
         ("\n".join(["start: a0", *(f"a{n}: a{n + 1} a{n + 1}" for n in range(40)), "a40: /x/"]), "characters"),
         ("start: " + "/xxxxxxxx/ " * 8000, f"more than {MAX_PATTERN_CHARACTERS} characters"),
-        ("\n".join([*(f"a{n}: a{n + 1}" for n in range(99)), "a99: /x/", "start: a0"]), "nested more than"),
+        ("\n".join([*(f"a{n}: a{n + 1}" for n in range(999)), "a999: /x/", "start: a0"]), "nested too deeply"),
     ],
 )
 def test_grammars_that_are_no_patterns(grammar: str, reason: str):
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=re.escape(reason)):
         lark_pattern(grammar)
-    assert reason in str(caught.value)

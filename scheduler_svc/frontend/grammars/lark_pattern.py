@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 MAX_PATTERN_CHARACTERS = 2**15
-MAX_DEPTH = 64
 MAX_SIZE = 8 * MAX_PATTERN_CHARACTERS  # of what one rule is read as, parentheses of parentheses counted again
 
 # What `%import common.X` names, as Lark's common.lark has it.
@@ -52,8 +51,10 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", '"': '"', "\\
 def lark_pattern(grammar: str) -> str:
     """Write a grammar as a regular expression that matches what its `start` does, as llguidance reads them. Raises
     ValueError if there is none, or if it is longer than `MAX_PATTERN_CHARACTERS`."""
-    definitions = _definitions(_tokens(grammar))
-    return _Expansion(definitions).pattern_of("start")
+    try:
+        return _Expansion(_definitions(_tokens(grammar))).pattern_of("start")
+    except RecursionError:
+        raise ValueError("its rules and parentheses are nested too deeply") from None
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,6 @@ class _Expansion:
             raise ValueError(f"its rule {name!r} refers to itself, which no regular expression can")
         if name not in self._bodies:
             raise ValueError(f"it has no rule {name!r}")
-        if len(self._open) > MAX_DEPTH:
-            raise ValueError(f"its rules are nested more than {MAX_DEPTH} deep")
         self._open.append(name)
         is_rule = name.lstrip("_")[:1].islower()
         pattern = self._choices(self._bodies[name], is_rule=is_rule)
@@ -201,7 +200,6 @@ class _Reader:
         self._tokens = tokens
         self._place = 0
         self._atom = atom
-        self._depth = 0
         self._size = 0  # of all that was read
 
     def whole(self) -> str:
@@ -212,13 +210,9 @@ class _Reader:
         return pattern
 
     def _choices(self) -> str:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise ValueError(f"it has more than {MAX_DEPTH} parentheses in each other")
         choices = [self._sequence()]
         while self._is_next("|"):
             choices.append(self._sequence())
-        self._depth -= 1
         return choices[0] if len(choices) == 1 else f"(?:{'|'.join(choices)})"
 
     def _sequence(self) -> str:

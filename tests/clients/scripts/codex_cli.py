@@ -65,16 +65,8 @@ class Run:
     def __init__(self, answer, *options, name=None, folder=None, resumes=False):
         self.folder = folder or Path(tempfile.mkdtemp(prefix="codex-"))
         where = ["exec", "resume", "--last"] if resumes else ["exec", "--sandbox", "danger-full-access"]
-        command = [
-            CODEX,
-            *where,
-            "--json",
-            "--skip-git-repo-check",
-            "--model",
-            name or model(),
-            answer.prompt,
-            *options,
-        ]
+        asked = ["--model", name or model(), answer.prompt, *options]
+        command = [CODEX, *where, "--json", "--skip-git-repo-check", *asked]
         env = os.environ | {"CODEX_HOME": str(HOME), "HOME": str(HOME)}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
         done = subprocess.run(command, check=False, cwd=self.folder, env=env, **pipes)

@@ -45,7 +45,9 @@ def says(core: FakeCore, tokenizer: Tokenizer):
         if arguments:
             written = json.dumps({"name": text, "arguments": arguments}, ensure_ascii=False)
             text = f"<tool_call>\n{written}\n</tool_call>"
-        core.script = say([*tokenizer.encode([text], add_special_tokens=False)[0], *tokenizer.eos_token_ids[:1]], "stop")
+        core.script = say(
+            [*tokenizer.encode([text], add_special_tokens=False)[0], *tokenizer.eos_token_ids[:1]], "stop"
+        )
 
     return script
 
@@ -156,12 +158,10 @@ def test_tools_of_a_server_are_left_out_and_the_answer_says_so(frontend, core, t
     answer = ask(frontend, tools=[{"type": "web_search", "filters": {}}, CLOSE, {"type": "tool_search"}])
     assert answer.headers["x-baton-left-out"] == "tools[web_search], tools[tool_search]"
     assert [tool["type"] for tool in answer.json()["tools"]] == ["function"]
-    assert 'field=tools[tool_search]' in frontend.log
+    assert "field=tools[tool_search]" in frontend.log
     assert "x-baton-left-out" not in ask(frontend, tools=[CLOSE]).headers
-    for choice in (
-        {"type": "web_search"},
-        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}, {"type": "function", "name": "close"}]},
-    ):  # fmt: skip
+    some = [{"type": "web_search"}, {"type": "function", "name": "close"}]
+    for choice in ({"type": "web_search"}, {"type": "allowed_tools", "mode": "auto", "tools": some}):
         error = assert_openai_shape(ask(frontend, tools=[{"type": "web_search"}, CLOSE], tool_choice=choice), 400)
         assert (error["param"], "this server runs no tools of its own" in error["message"]) == ("tool_choice", True)
 
