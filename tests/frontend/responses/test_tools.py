@@ -216,7 +216,8 @@ def test_what_codex_sends_is_taken(frontend, core, tokenizer, says, name):
 
 def read(arguments: str, sizes: list[int]) -> tuple[list[str], str]:
     """What comes while the arguments come, cut so, and what comes at their end."""
-    reader, found, place = CustomInput(), [], 0
+    reader, place = CustomInput(), 0
+    found: list[str] = []
     while place < len(arguments):
         size = sizes[len(found) % len(sizes)]
         found.append(reader.feed(arguments[place : place + size]))

@@ -4,7 +4,9 @@ A function in a namespace becomes one whose name begins with the namespace's. A 
 becomes a function of one argument; the answer gives its calls back as what they were (`answers/responses/items.py`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, ValidationInfo
@@ -23,7 +25,6 @@ from scheduler_svc.frontend.requests.tools import (
     Tool,
     ToolChoice,
     check_count,
-    check_different,
     read_choice,
 )
 
@@ -105,11 +106,6 @@ def _is_left_out(tool: Any, noted: Any) -> bool:
     )
 
 
-def _different_names(tools: Any) -> Any:
-    check_different(name for name, *_ in _each(tools))
-    return tools
-
-
 ToolList = Annotated[FirstError[ResponseTool], BeforeValidator(_without_hosted), BeforeValidator(check_count)]
 
 
@@ -134,21 +130,15 @@ def flat_tools(tools: Sequence[ResponseTool], later: Iterable[ResponseTool]) -> 
     Raises:
         ApiError: (400) two of `tools` have one name, or a custom tool has a grammar that no call can follow.
     """
+    counts = Counter(name for name, _, _ in _each(tools))
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise _refused(f"Invalid value for 'tools': two have the name {twice[0]!r}.")
     functions: dict[str, Tool] = {}
     called: dict[str, CalledTool] = {}
-    for name, tool, space in _each(tools):
-        if name in functions:
-            raise _refused(f"Invalid value for 'tools': two have the name {name!r}.", "tools")
+    for name, tool, space in chain(_each(tools), _each(later)):
         functions[name] = _tool(name, tool, space)
-    for name, tool, space in (all_later := list(_each(later))):
-        functions[name] = _tool(name, tool, space)
-    for name, tool, space in [*_each(tools), *all_later]:
-        kind = CalledTool(tool.name, "" if space is None else space.name, is_custom=isinstance(tool, CustomTool))
-        if kind != CalledTool(name):
-            called[name] = kind
-        else:
-            called.pop(name, None)
-    return FlatTools(functions, called)
+        called[name] = CalledTool(tool.name, "" if space is None else space.name, isinstance(tool, CustomTool))
+    return FlatTools(functions, {name: tool for name, tool in called.items() if tool != CalledTool(name)})
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -212,7 +202,7 @@ def _check_is_not_hosted(tool: Any) -> None:
         )
 
 
-def _each(tools: Iterable[ResponseTool]) -> Iterable[tuple[str, FunctionTool | CustomTool, NamespaceTool | None]]:
+def _each(tools: Iterable[ResponseTool]) -> Iterator[tuple[str, FunctionTool | CustomTool, NamespaceTool | None]]:
     for tool in tools:
         if isinstance(tool, NamespaceTool):
             for inner in tool.tools:
@@ -259,15 +249,15 @@ def _object_of(value: dict[str, Any]) -> dict[str, Any]:
 def _pattern(name: str, form: InputFormat) -> str:
     """The grammar as a regular expression. Raises ApiError (400) if it is none."""
     if form.syntax is None or form.definition is None:
-        raise _refused(f"The format of the custom tool {name!r} needs 'syntax' and 'definition'.", "tools")
+        raise _refused(f"The format of the custom tool {name!r} needs 'syntax' and 'definition'.")
     if form.syntax == "regex":
         return f"^(?:{form.definition})$"
     try:
         return f"^(?:{lark_pattern(form.definition)})$"
     except ValueError as error:
         message = f"The grammar of the custom tool {name!r} cannot be held to: {error}. Without 'format' it is taken."
-        raise _refused(message, "tools") from error
+        raise _refused(message) from error
 
 
-def _refused(message: str, param: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param=param)
+def _refused(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_value", param="tools")
