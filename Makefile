@@ -77,7 +77,7 @@ $(CLIENTS)/ready: $(VENV)/ready $(wildcard tests/clients/install.py tests/client
 	$(BIN)/python -m tests.clients.install $(CLIENTS)
 	@touch $@
 
-# Not in .ci/run: it downloads 600 MB from PyPI and npm, and needs Node.
+# Not in .ci/run: it downloads 770 MB from PyPI and npm, and needs Node.
 test-clients: $(CLIENTS)/ready  ## Published clients, unchanged, against real services; writes docs/compatibility.md
 	BATON_COMPATIBILITY=docs/compatibility.md $(BIN)/python -m pytest -m clients tests/clients
 

@@ -10,6 +10,7 @@ import click
 
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "json"]
 ReasoningParser = Literal["auto", "none", "qwen3"]
+Images = Literal["replace", "refuse"]
 PoolingTask = Literal["embed", "score"]
 POOLING_TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -37,6 +38,8 @@ class FrontendOptions:
         tool_parser: how the model writes calls of tools; "auto" reads it off the chat template.
         reasoning_parser: how the model writes its thoughts; "auto" reads it off the chat template.
         allow_unknown: whether unknown parameters of a request are ignored instead of refused.
+        images: what becomes of an image in an old turn of a conversation, as of other media that no text model reads.
+        max_tools: of a request to OpenAI's endpoints; 0 for no limit but those of a body and a grammar.
         cors_origin: origins whose pages may send requests; "*" for all.
         allowed_host: names by which clients without API keys may ask for the service, beside those that it knows.
         no_page: whether the page for people is not there.
@@ -55,6 +58,8 @@ class FrontendOptions:
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
     allow_unknown: bool = False
+    images: Images = "replace"
+    max_tools: int = 128
     cors_origin: tuple[str, ...] = ()
     allowed_host: tuple[str, ...] = ()
     no_page: bool = False
@@ -99,6 +104,11 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--reasoning-parser", type=click.Choice(get_args(ReasoningParser)), default=default.reasoning_parser,
                   help="How the model writes its thoughts; auto reads it off its chat template.")  # fmt: skip
     @click.option("--allow-unknown", is_flag=True, help="Ignore unknown parameters of requests, instead of refusing.")
+    @click.option("--images", type=click.Choice(get_args(Images)), default=default.images, show_default=True,
+                  help="An image (or sound, video, file) in an old turn of a conversation: replace it by a line that "
+                  "says so, or refuse the request. One in the newest turn is refused.")  # fmt: skip
+    @click.option("--max-tools", type=click.IntRange(0), default=default.max_tools, show_default=True,
+                  help="Of one request to OpenAI's endpoints; 0 for no limit. /v1/messages has none.")  # fmt: skip
     @click.option("--cors-origin", multiple=True, help="Origin whose pages may use the API, or * for all; may be given "
                   "several times.")  # fmt: skip
     @click.option("--allowed-host", multiple=True, metavar="NAME", callback=_checked_host_names,

@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 INSTALLED = ROOT / "build" / "clients"
 MODEL = "reciter"
-SERVED = ("--served-model-name", MODEL, "--openapi")
+OPENAI_NAME = "gpt-5.5"
+"""A second name of the model: Codex knows it, and offers more kinds of tools to it."""
+SERVED = ("--served-model-name", MODEL, "--served-model-name", OPENAI_NAME, "--openapi")
 """The scheduler's options."""
 TIMEOUT_S = 60
 
@@ -193,7 +195,35 @@ _BATCHES = Table(
     ),
     ("- **`kill -9` in it**: the executor is killed while it computes the lines; each is answered, once.",),
 )
-TABLES = (_ANSWERS, _CONVERSATIONS, _POOLED, _BATCHES)
+_AGENTS = Table(
+    "Coding agents",
+    {
+        "plain": "answer",
+        "usage": "usage",
+        "thinking": "thoughts",
+        "command": "a command",
+        "patch": "a patch",
+        "namespace": "a namespace",
+        "schema": "JSON by schema",
+        "resumed": "a session resumed",
+        "old_image": "an old image",
+        "killed": "`kill -9` in a patch",
+    },
+    (Client("Codex CLI", "@openai/codex", "codex_cli.py", {"OPENAI_NAME": OPENAI_NAME}),),
+    (
+        "Codex is run as it is (`codex exec`), with the service as its provider, and its tools run for real. It asks",
+        "Responses, with `store: false`.",
+        "",
+        "- **a command**: the model calls `exec_command`, the command runs, and the result goes back.",
+        "- **a patch**: by `apply_patch`, a custom tool with a grammar in Lark.",
+        "- **a namespace**: a function of `multi_agent_v1` is called, and found by its namespace.",
+        "- **a session resumed**: all its items go back, with the thoughts' `encrypted_content`.",
+        "- **an old image**: it is refused when it is new, and does not end its session.",
+        "",
+        "The hosted tools that Codex offers (`web_search`, `tool_search`) are left out of every one of these requests.",
+    ),
+)
+TABLES = (_ANSWERS, _CONVERSATIONS, _POOLED, _BATCHES, _AGENTS)
 
 
 @dataclass(frozen=True)
@@ -224,6 +254,7 @@ def run_script(
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "RECITER": str(reciter_folder()),
+        "CODEX": str(INSTALLED / "node" / "node_modules" / ".bin" / "codex"),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "HF_HUB_OFFLINE": "1",
         "NO_COLOR": "1",

@@ -93,7 +93,8 @@ def versions() -> dict[tuple[str, str], str]:
     node = json.loads((INSTALLED / "node" / "package.json").read_text())["dependencies"]
 
     def version(client: Client) -> str:
-        return str((node if client.script.endswith(".js") else python)[client.package])
+        is_of_node = client.script.endswith(".js") or client.package.startswith("@")
+        return str((node if is_of_node else python)[client.package])
 
     return {(table.title, client.name): version(client) for table in TABLES for client in table.clients}
 

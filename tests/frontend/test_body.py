@@ -143,7 +143,7 @@ def test_a_conversation_has_so_many_messages():
     [
         {"messages": [{"a": 1, "b": 2}] * MAX_MESSAGES},
         {"messages": [{"role": "user", "content": [{"type": "x"}] * 10_000}]},
-        {"tools": [{"type": "x"}] * 10_000},
+        {"tools": [{"type": "x"}] * 128},
         {"stop": [1] * 10_000},
         {"guided_choice": [1] * 10_000},
         {"structured_outputs": {"choice": [1] * 10_000}},

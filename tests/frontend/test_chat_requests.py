@@ -41,9 +41,9 @@ WALKER = with_template("x{% for k, v in messages[0].tool_calls[0].function.argum
 USER = {"role": "user", "content": "x"}
 
 
-def read(allow_unknown: bool = False, **asked: object) -> Parsed[ChatRequest]:
+def read(options: FrontendOptions | None = None, **asked: object) -> Parsed[ChatRequest]:
     body = {"model": "m", "messages": [USER]} | asked
-    return parse_noting(json.dumps(body).encode(), ChatRequest, allow_unknown=allow_unknown)
+    return parse_noting(json.dumps(body).encode(), ChatRequest, options)
 
 
 def chat(tokenizer: Tokenizer = TOKENIZER, style: ChatStyle | None = None, **asked: object) -> TokenizedRequest:
@@ -162,7 +162,11 @@ def test_the_model_is_told_what_it_may_call():
         ({"tools": [LOOSE], "tool_choice": "any"}, "tool_choice", "should be 'none'"),
         ({"tools": [LOOSE], "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "should be 'none'"),
         ({"tools": [LOOSE, LOOSE]}, "tools", "two have the name 'l'"),
-        ({"tools": [tool(f"t{number}") for number in range(129)]}, "tools", "at most 128 items"),
+        (
+            {"tools": [tool(f"t{number}") for number in range(129)]},
+            "tools",
+            "129 tools, the limit is 128",
+        ),
         ({"tools": [tool("ü")]}, "tools[0].function.name", "pattern"),
         ({"tools": [tool("x" * 65)]}, "tools[0].function.name", "pattern"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "'function'"),
@@ -175,6 +179,14 @@ def test_tools_that_cannot_be(asked: dict, param: str, text: str):
     error = refusal(**asked)
     assert error.param == param
     assert text in error.message
+
+
+def test_an_option_says_how_many_tools_a_chat_may_have():
+    tools = [tool(f"t{number}") for number in range(188)]
+    for limit in (188, 0):
+        assert len(read(FrontendOptions(max_tools=limit), tools=tools).body.tools) == 188
+    with pytest.raises(ApiError, match="has 188 tools, the limit is 187"):
+        read(FrontendOptions(max_tools=187), tools=tools)
 
 
 def test_a_grammar_of_many_tools_is_too_long():
@@ -407,14 +419,88 @@ def test_parts_that_are_no_texts(kind: str):
     assert f"reads texts, and no '{kind}'" in error.message
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+LINE = {"type": "text", "text": "[image left out: this model reads text only]"}
+
+
+def test_media_in_old_turns_become_a_line_that_says_so():
+    """All but those of the last message, if that is the user's: who sent them just now learns why they are refused."""
+    before = [
+        {"role": "user", "content": [{"type": "text", "text": "see"}, IMAGE]},
+        {"role": "assistant", "content": "I see."},
+        {"role": "user", "content": [IMAGE]},  # it was refused, and stays in the client's history
+    ]
+    after = {"role": "user", "content": "and now?"}
+    parsed = read(messages=[*before, after])
+    texts = [[part.text for part in message.content] for message in parsed.body.messages]
+    assert texts == [["see", LINE["text"]], ["I see."], [LINE["text"]], ["and now?"]]
+    assert parsed.left_out == ("messages.content[image_url]",)
+    assert place_of(*parsed.left_out) == "messages.content"
+    assert refusal(messages=[*before, after | {"content": [IMAGE]}]).param == "messages[3].content[0].type"
+    sound = {"role": "tool", "tool_call_id": "c", "content": [{"type": "input_audio", "input_audio": {}}]}
+    gave = read(messages=[USER, sound])
+    assert gave.body.messages[1].text == "[sound left out: this model reads text only]", "what a tool gave is old"
+    with pytest.raises(ApiError, match="reads texts, and no 'image_url'"):
+        read(FrontendOptions(images="refuse"), messages=[*before, after])
+
+
+@pytest.mark.parametrize(
+    ("asked", "same_as"),
+    [
+        ({"enable_thinking": False}, {"reasoning_effort": "none"}),
+        ({"think": False}, {"reasoning_effort": "none"}),
+        ({"think": "low"}, {"reasoning_effort": "low"}),
+        ({"thinking": False}, {"reasoning_effort": "none"}),
+        ({"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"}),
+        ({"reasoning": {"enabled": False}}, {"reasoning_effort": "none"}),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"reasoning": {"max_tokens": 7}}, {"thinking_token_budget": 7}),
+        ({"thinking_budget": 7}, {"thinking_token_budget": 7}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}},
+         {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 7}),
+        ({"enable_thinking": True}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ({"think": True}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ({"thinking": {"type": "auto"}}, {}),
+    ],
+)  # fmt: skip
+def test_thinking_by_the_names_of_other_servers(asked: dict, same_as: dict):
+    one, other = (chat(THINKER, seed=1, **each) for each in (asked, same_as))
+    assert same(one, other)
+    spec, other_spec = (each.grammar and each.grammar.spec for each in (one, other))
+    assert spec == other_spec
+
+
+def test_a_thought_may_be_left_out_by_two_names():
+    assert not read(reasoning={"exclude": True}).body.shows_thought
+    assert not read(include_reasoning=False).body.shows_thought
+    assert read(reasoning={"effort": "low"}).body.shows_thought
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"enable_thinking": True, "think": False}, "think"),
+        ({"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort"),
+        ({"enable_thinking": False, "reasoning_effort": "high"}, "enable_thinking"),
+        ({"think": "low", "reasoning": {"effort": "high"}}, "think"),
+        ({"thinking_budget": 1, "thinking_token_budget": 2}, "thinking_budget"),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    ],
+)
+def test_names_of_thinking_that_contradict_each_other(asked: dict, param: str):
+    with pytest.raises(ApiError, match="say different things of how much the model thinks") as caught:
+        chat(THINKER, **asked)
+    assert caught.value.param == param
+
+
 def test_unknown_parameters_are_refused_unless_that_is_allowed():
     error = refusal(no_such=1)
     assert (error.param, error.code) == ("no_such", "unknown_parameter")
-    parsed = read(allow_unknown=True, no_such=1, other=None)
+    parsed = read(FrontendOptions(allow_unknown=True), no_such=1, other=None)
     assert parsed.ignored == ("no_such",)
     assert parsed.body == read().body
     with pytest.raises(ApiError, match="temperature"):
-        read(allow_unknown=True, no_such=1, temperature="hot")
+        read(FrontendOptions(allow_unknown=True), no_such=1, temperature="hot")
 
 
 def test_names_that_are_noted_are_bounded():
@@ -479,7 +565,9 @@ OFF_CHAT: dict[str, object] = {
     "parallel_tool_calls": False,
     "functions": None,
     "modalities": ["text"],
-    "verbosity": "medium",
+    "verbosity": "low",
+    "cache_prompt": True,
+    "keep_alive": "5m",
     "add_generation_prompt": True,
     "continue_final_message": False,
     "add_special_tokens": False,
@@ -516,7 +604,6 @@ def test_what_is_off_changes_nothing():
         ("return_tokens_as_token_ids", True),
         ("echo", True),
         ("add_special_tokens", True),
-        ("verbosity", "low"),
         ("modalities", ["audio"]),
         ("chat_template", "x"),
         ("documents", [{}]),

@@ -33,9 +33,9 @@ THINKS = style_of(THINKER.chat_template, FrontendOptions())
 PLAIN = ChatStyle(calls="hermes", shows_tools=True)
 
 
-def read(allow_unknown: bool = False, **asked: object) -> Parsed[MessageRequest]:
+def read(options: FrontendOptions | None = None, **asked: object) -> Parsed[MessageRequest]:
     body = {"model": "m", "max_tokens": 10, "messages": [USER]} | asked
-    return parse_noting(json.dumps(body).encode(), MessageRequest, allow_unknown=allow_unknown)
+    return parse_noting(json.dumps(body).encode(), MessageRequest, options)
 
 
 def tokenized(style: ChatStyle = THINKS, **asked: object) -> TokenizedRequest:
@@ -111,10 +111,6 @@ def test_tools_are_shown_as_a_chat_shows_them():
         ({"messages": [{"role": "user", "content": [USE]}]}, "messages[0]"),
         ({"messages": [USER, {"role": "assistant", "content": [RESULT]}]}, "messages[1]"),
         ({"messages": [{"role": "assistant", "content": [{**USE, "input": "x"}]}]}, "messages[0].content[0].input"),
-        (
-            {"messages": [{"role": "user", "content": [RESULT | {"content": [{"type": "image"}]}]}]},
-            "messages[0].content[0].content[0].type",
-        ),
         ({"messages": [USER, {"role": "assistant", "content": [text("a"), USE]}]}, "messages"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"system": 5}, "system"),
@@ -233,7 +229,31 @@ def test_unknown_fields_inside_are_ignored_and_told():
     assert set(ignored) == {"messages.content.a", "messages.b", "system.a", "tools.c"}
     with pytest.raises(ApiError, match="Unknown parameter: 'betas'"):
         read(betas=[])
-    assert read(allow_unknown=True, betas=[]).ignored == ("betas",)
+    assert read(FrontendOptions(allow_unknown=True), betas=[]).ignored == ("betas",)
+
+
+def test_there_may_be_more_tools_than_openai_allows():
+    """Claude Code with several MCP servers sends 188."""
+    tools = [{**TOOL, "name": f"mcp__server__tool_{number}"} for number in range(188)]
+    assert len(chat_request(read(tools=tools).body, "id", THINKS).tools) == 188
+    asked = {"type": "tool", "name": "mcp__server__tool_187"}
+    steps = tokenize_message(read(tools=tools, tool_choice=asked).body, THINKER, 2**16, THINKS)
+    grammar = json.loads(finished(steps, THINKER).grammar.spec.text)
+    assert [tool["name"] for tool in grammar["tools"]] == ["mcp__server__tool_187"]
+
+
+def test_images_that_a_tool_gave_become_a_line():
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    result = {"role": "user", "content": [RESULT | {"content": [text("a"), image]}]}
+    messages = [USER, {"role": "assistant", "content": [USE]}, result]
+    parsed = read(messages=messages)
+    assert [part.text for part in parsed.body.messages[2].content[0].content] == [
+        "a",
+        "[image left out: this model reads text only]",
+    ]
+    assert parsed.left_out == ("messages.content[image]",)
+    with pytest.raises(ApiError, match="reads texts here, and no 'image'"):
+        read(FrontendOptions(images="refuse"), messages=messages)
     kept = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     assert tokenized(context_management=kept).prompts == tokenized().prompts
 

@@ -449,7 +449,7 @@ def test_values_that_name_no_model(value: str):
 
 def test_unknown_parameters_where_they_are_ignored():
     body = b'{"model": "m", "input": "x", "embed_dtype": "float32"}'
-    assert parse_noting(body, EmbeddingRequest, allow_unknown=True).ignored == ("embed_dtype",)
+    assert parse_noting(body, EmbeddingRequest, FrontendOptions(allow_unknown=True)).ignored == ("embed_dtype",)
     with pytest.raises(ApiError, match="Unknown parameter: 'embed_dtype'"):
         parse_noting(body, EmbeddingRequest)
 

@@ -98,7 +98,7 @@ def create_app(
         ResponsesApi(link, reader, style, storage, model=model, options=settings.options).router,
         MessagesApi(link, reader, style, model=model, keep_alive_s=keep_alive_s).router,
         FilesApi(storage).router,
-        BatchesApi(storage, allow_unknown=settings.options.allow_unknown).router,
+        BatchesApi(storage, settings.options).router,
         ResumeApi(link, tokenizer, keep_alive_s).router,
         AdminApi(link).router,
         TokenizeApi(link, reader, served, style).router,

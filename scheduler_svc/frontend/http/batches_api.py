@@ -16,6 +16,7 @@ from scheduler_svc.frontend.requests.body import parse_noting
 from scheduler_svc.frontend.storing.batches import BatchStore
 from scheduler_svc.frontend.storing.files import FileStore
 from scheduler_svc.frontend.storing.storage import Storage
+from scheduler_svc.frontend_options import FrontendOptions
 
 BATCHES_PATH = "/v1/batches"
 MAX_PAGE = 100
@@ -28,15 +29,15 @@ class BatchesApi:
 
     Args:
         storage: None where nothing is stored.
-        allow_unknown: whether unknown parameters are ignored instead of refused.
+        options: say which parameters are ignored instead of refused.
     """
 
-    def __init__(self, storage: Storage | None, *, allow_unknown: bool) -> None:
+    def __init__(self, storage: Storage | None, options: FrontendOptions) -> None:
         self._parts: tuple[BatchStore, FileStore, WorkerLink] | None = None
         if storage is not None:
             parts = storage.thread, storage.options
             self._parts = BatchStore(*parts), FileStore(*parts, storage.sweeper), storage.worker
-        self._allow_unknown = allow_unknown
+        self._options = options
         self.router = APIRouter()
         self.router.post(BATCHES_PATH, response_model=None)(self.create)
         self.router.get(BATCHES_PATH, response_model=None)(self.page)
@@ -48,7 +49,7 @@ class BatchesApi:
         """Answer the requests of a file."""
         store, files, worker = self._stored
         async with read_body(request) as raw:
-            body = parse_noting(raw, BatchRequest, allow_unknown=self._allow_unknown).body
+            body = parse_noting(raw, BatchRequest, self._options).body
         owner = client_of(request).id
         await _check_input(files, owner, body.input_file_id)
         expiry = body.output_expires_after

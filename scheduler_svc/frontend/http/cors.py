@@ -7,12 +7,13 @@ from starlette.types import ASGIApp
 
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
 from scheduler_svc.frontend.http.plain_answers import REQUEST_ID_HEADER
-from scheduler_svc.frontend.http.traces import MESSAGE_REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.traces import LEFT_OUT_HEADER, MESSAGE_REQUEST_ID_HEADER
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED = (
     REQUEST_ID_HEADER,
     MESSAGE_REQUEST_ID_HEADER,
+    LEFT_OUT_HEADER,
     SHOULD_RETRY_HEADER,
     "retry-after",
 )  # a page sees no others of ours

@@ -65,7 +65,7 @@ class GenerateApi:
         """The answer to a request, and whether it streams. Its body ends here, long before the answer does."""
         client = client_of(request)
         async with read_body(request) as raw:
-            body, tokenized = await self._reader.read(raw, schema, tokenize, client)
+            body, tokenized = await self._reader.read(raw, schema, tokenize, client, request.scope)
             request.scope[ANSWER_ID] = tokenized.request_id
             context = asked(request.scope, body, tokenized, answer_context(kind, tokenized, body, self._model))
             generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)

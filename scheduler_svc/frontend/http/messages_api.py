@@ -63,14 +63,15 @@ class MessagesApi:
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a request has."""
         async with read_body(request) as raw:
-            _, tokenized = await self._reader.read(raw, CountTokensRequest, self._tokenize_to_count, client_of(request))
+            client, scope = client_of(request), request.scope
+            _, tokenized = await self._reader.read(raw, CountTokensRequest, self._tokenize_to_count, client, scope)
         return json_response(MessageTokens(sum(map(len, tokenized.prompts))))
 
     async def _open(self, request: Request) -> tuple[Generation, bool]:
         """The answer to a request, and whether it streams. Its body ends here, long before the answer does."""
         client = client_of(request)
         async with read_body(request) as raw:
-            body, tokenized = await self._reader.read(raw, MessageRequest, self._tokenize, client)
+            body, tokenized = await self._reader.read(raw, MessageRequest, self._tokenize, client, request.scope)
             request.scope[ANSWER_ID] = tokenized.request_id
             context = asked(request.scope, body, tokenized, message_context(tokenized, body, self._model))
             generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)

@@ -158,7 +158,7 @@ class ResponsesApi:
         """A request made ready. Its body ends here, long before the answer does."""
         client = client_of(request)
         async with read_body(request) as raw:
-            body = await self._reader.parse(raw, ResponseRequest, client)
+            body = await self._reader.parse(raw, ResponseRequest, client, scope=request.scope)
             ready = await self._preparer.ready(body, len(raw), client, held_of(request).take)
             # What of the request is needed until its answer ends.
             num_bytes = len(ready.spec.head) + len(ready.asked.input_items)

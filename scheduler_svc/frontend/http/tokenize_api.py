@@ -60,7 +60,7 @@ class TokenizeApi:
             return Response(content, media_type="application/json")
 
     def _body(self, raw: bytes, schema: type[Body]) -> Body:
-        body = parse(raw, schema)
+        body = parse(raw, schema, self._reader.options)
         if body.model is not None:
             check_model(body.model, self._served)
         return body

@@ -23,9 +23,11 @@ from scheduler_svc.frontend.http.plain_answers import (
     new_request_id,
 )
 from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
+from scheduler_svc.frontend.requests.reader import LEFT_OUT
 
 MAX_LOGGED_CHARACTERS = 300
 MESSAGE_REQUEST_ID_HEADER = "request-id"  # Anthropic's clients read it
+LEFT_OUT_HEADER = "x-baton-left-out"
 FAILED_WITHOUT_TOKEN = ("no_token", "grammar_too_complex")  # after it was accepted, although the status is a refusal's
 _REQUEST_ID = re.compile(r"[!-~]{1,128}", re.ASCII)  # printable, and no longer: it is sent back and logged
 
@@ -64,6 +66,8 @@ class Traces:
                 )
                 if is_of_messages(scope):
                     headers[MESSAGE_REQUEST_ID_HEADER] = request_id
+                if LEFT_OUT in scope:
+                    headers[LEFT_OUT_HEADER] = ", ".join(scope[LEFT_OUT])
                 self._answered(scope, message["status"], request_id)
                 message = {**message, "headers": headers.raw}
             await send(message)

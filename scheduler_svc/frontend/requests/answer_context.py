@@ -31,5 +31,5 @@ def answer_context(kind: AnswerKind, tokenized: TokenizedRequest, body: Generati
         is_prompt_only=tokenized.is_prompt_only,
         message=tokenized.message,
         has_chunk_usage=body.has_chunk_usage,
-        hides_thought=isinstance(body, ChatRequest) and not body.include_reasoning,
+        hides_thought=isinstance(body, ChatRequest) and not body.shows_thought,
     )

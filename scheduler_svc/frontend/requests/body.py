@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.ignored import IgnoredNames
+from scheduler_svc.frontend_options import FrontendOptions
 
 MAX_VALUES = 2**18  # numbers above all: token ids
 MAX_STRINGS = 2**15  # with the names of fields
@@ -33,32 +34,34 @@ class Parsed(NamedTuple, Generic[Schema]):
     """A request.
 
     Attributes:
-        ignored: names of fields that it has and that have no meaning here.
+        ignored: names of fields that it has and that have no meaning here, and of parts that were left out.
+        left_out: those parts alone.
     """
 
     body: Schema
     ignored: tuple[str, ...]
+    left_out: tuple[str, ...]
 
 
-def parse(raw: bytes, schema: type[Schema]) -> Schema:
+def parse(raw: bytes, schema: type[Schema], options: FrontendOptions | None = None) -> Schema:
     """A request as its schema has it. Raises ApiError (400) for what it is not."""
-    return parse_noting(raw, schema).body
+    return parse_noting(raw, schema, options).body
 
 
-def parse_noting(raw: bytes, schema: type[Schema], *, allow_unknown: bool = False) -> Parsed[Schema]:
-    """The same, and which of its fields are ignored.
+def parse_noting(raw: bytes, schema: type[Schema], options: FrontendOptions | None = None) -> Parsed[Schema]:
+    """The same, and what of it is ignored.
 
     Args:
-        allow_unknown: whether unknown parameters are among them, instead of refused.
+        options: say what is ignored instead of refused; None for the defaults.
     """
     count_values(raw)
     content = decoded(raw)
     if not isinstance(content, dict):
         raise ApiError(400, "The body must be a JSON object, sent as application/json.", code="invalid_type")
     check_shape(content)
-    ignored = IgnoredNames(allow_unknown=allow_unknown)
+    ignored = IgnoredNames(options or FrontendOptions())
     try:
-        return Parsed(schema.model_validate(content, context=ignored), ignored.names())
+        return Parsed(schema.model_validate(content, context=ignored), ignored.names(), ignored.left_out())
     except ValidationError as error:
         raise describe_validation(error) from error
 

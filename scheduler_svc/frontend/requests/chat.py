@@ -22,7 +22,13 @@ from scheduler_svc.frontend.requests.limits import (
 )
 from scheduler_svc.frontend.requests.schemas import ChatRequest
 from scheduler_svc.frontend.requests.structured import AskedGrammar, asked_grammar
-from scheduler_svc.frontend.requests.thinking import Thinking, asked_thinking, continued_thought, thought_of
+from scheduler_svc.frontend.requests.thinking import (
+    Thinking,
+    asked_thinking,
+    continued_thought,
+    said_of_thinking,
+    thought_of,
+)
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, complete
 from scheduler_svc.frontend.requests.tools import ToolUse, tool_use
 from scheduler_svc.frontend.text.template_program import Ending
@@ -40,7 +46,8 @@ def tokenize_chat(
     """
     style = style_of(tokenizer.chat_template, FrontendOptions()) if style is None else style
     use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls, style=style)
-    thinking = asked_thinking(body.reasoning_effort, body.thinking_token_budget, body.chat_template_kwargs, style)
+    said = said_of_thinking(body, body.reasoning, body.reasoning_effort, body.chat_template_kwargs)
+    thinking = asked_thinking(*said, style)
     text = yield _conversation(body, use, thinking.variables)
     check_characters(len(text), tokenizer, max_model_len, "messages")
     [prompt] = tokenizer.encode([text], add_special_tokens=False)

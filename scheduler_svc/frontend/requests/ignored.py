@@ -1,8 +1,9 @@
-"""Fields of requests that are ignored: which they are, where they stood, and who is told of them."""
+"""What of requests is ignored or left out: which fields and parts, where they stood, and who is told of them."""
 
 from collections.abc import Iterable, Sequence
 
 from common.logging import get_logger
+from scheduler_svc.frontend_options import FrontendOptions
 
 log = get_logger(__name__)
 
@@ -17,15 +18,16 @@ PLACES = (
 
 
 class IgnoredNames:
-    """Names of the unknown fields in one body. Validation gets it as its context, and adds what it leaves out.
+    """Names of what is ignored in one body. Validation gets it as its context, and adds what it leaves out.
 
     Args:
-        allow_unknown: whether unknown parameters of the request are left out as well, instead of refused.
+        options: say what is left out instead of refused, and how many tools a request may have.
     """
 
-    def __init__(self, *, allow_unknown: bool = False) -> None:
-        self.allow_unknown = allow_unknown
+    def __init__(self, options: FrontendOptions) -> None:
+        self.options = options
         self._names: dict[str, None] = {}
+        self._parts: dict[str, None] = {}
 
     def add(self, place: str, names: Iterable[str]) -> None:
         """Fields of an object at this place in the body, such as `messages.content`; the body itself is ""."""
@@ -35,9 +37,22 @@ class IgnoredNames:
             short = name[:MAX_NAME_CHARACTERS]
             self._names[f"{place}.{short}" if place else short] = None
 
+    def leave_out(self, place: str, kind: str) -> None:
+        """A part that means something to the client, such as an image among `messages.content`: its answer's header
+        `x-baton-left-out` names it.
+
+        Args:
+            kind: in ASCII, and one of a few: it is sent back.
+        """
+        self._parts[f"{place}[{kind}]"] = None
+
     def names(self) -> tuple[str, ...]:
-        """What was added, in its order."""
-        return tuple(self._names)
+        """All that is ignored, in its order."""
+        return (*self._parts, *self._names)
+
+    def left_out(self) -> tuple[str, ...]:
+        """The parts among them."""
+        return tuple(self._parts)
 
 
 def place_of(name: str) -> str:
@@ -46,7 +61,7 @@ def place_of(name: str) -> str:
     Args:
         name: of `IgnoredNames.names`.
     """
-    return next((place for place in PLACES if name.startswith(place + ".")), "request")
+    return next((place for place in PLACES if name.startswith((f"{place}.", f"{place}["))), "request")
 
 
 class IgnoredFields:

@@ -39,6 +39,10 @@ class TextPart(Lenient):
     type: Annotated[str, AfterValidator(_is_text)]
     text: str
 
+    # What answers of Responses have beside that, and no template shows.
+    annotations: Any = None
+    logprobs: Any = None
+
 
 class CalledFunction(Lenient):
     """The function that an assistant called, with its arguments as JSON or as the object."""

@@ -1,7 +1,7 @@
 """Parameters of other servers that are not built here. Clients send many of them with the value that turns them off:
 that one is accepted, and any other is refused. Where a parameter changes no token, every value is accepted."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -49,6 +49,9 @@ class OffForAll(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    cache_prompt: bool | None = None  # llama.cpp's
+    keep_alive: str | float | None = None  # Ollama's: the model stays loaded
 
 
 class OffForChats(Strict):
@@ -61,10 +64,12 @@ class OffForChats(Strict):
     audio: Null = None
     prediction: Null = None
     web_search_options: Null = None
-    verbosity: Annotated[Any, AfterValidator(Only("medium"))] = None
     documents: Annotated[Any, AfterValidator(Only([]))] = None
     chat_template: Null = None
     mm_processor_kwargs: Annotated[Any, AfterValidator(Only({}))] = None
+
+    # A hint for models that know of it: no template here shows it.
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class OffForCompletions(Strict):

@@ -1,7 +1,7 @@
 """From a body's bytes to what the core is asked: checked, tokenized, its grammar compiled. No HTTP in here."""
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Generator, MutableMapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -22,6 +22,9 @@ Result = TypeVar("Result")
 Tokenize = Callable[[Body, Tokenizer, int], TokenizedRequest | ChatSteps[TokenizedRequest]]
 
 
+LEFT_OUT = "baton.left_out"  # in the ASGI scope of a request: names of the parts that were left out of it
+
+
 class _OfModel(Protocol):
     """A body that names a model."""
 
@@ -38,12 +41,13 @@ class RequestReader:
 
     Attributes:
         tokenizer: of the served model.
+        options: say what of a request is ignored instead of refused.
     """
 
     def __init__(self, link: CoreLink, tokenizer: Tokenizer, options: FrontendOptions, long_work: LongWork) -> None:
         self.tokenizer = tokenizer
         self._link = link
-        self._options = options
+        self.options = options
         self._long_work = long_work
         self._grammars = GrammarCompiler(tokenizer.path, tokenizer.eos_token_ids)
         self._chats = ChatRenderer(tokenizer, long_work)
@@ -55,29 +59,38 @@ class RequestReader:
         schema: type[Body],
         tokenize: Tokenize[Body],
         client: ApiClient,
+        scope: MutableMapping[str, Any] | None = None,
     ) -> tuple[Body, TokenizedRequest]:
         """`parse` and `tokenize` in one."""
-        body = await self.parse(raw, schema, client)
+        body = await self.parse(raw, schema, client, scope=scope)
         return body, await self.tokenize(body, tokenize, len(raw), client)
 
     async def parse(
-        self, raw: bytes, schema: type[Body], client: ApiClient, names: Sequence[str] | None = None
+        self,
+        raw: bytes,
+        schema: type[Body],
+        client: ApiClient,
+        names: Sequence[str] | None = None,
+        scope: MutableMapping[str, Any] | None = None,
     ) -> Body:
         """A body as its schema has it. Raises ApiError for what it is not, or if it asks for another model.
 
         Args:
             client: who sent it; ignored fields are logged once for each client.
             names: of the model that it may ask for; None for those of the served model.
+            scope: of its HTTP request, which is told what was left out of it; None if it has none.
         """
-        served = self._options.served_model_name if names is None else names
+        served = self.options.served_model_name if names is None else names
 
         def work() -> Parsed[Body]:
-            parsed = parse_noting(raw, schema, allow_unknown=self._options.allow_unknown)
+            parsed = parse_noting(raw, schema, self.options)
             of_model: _OfModel = parsed.body  # type: ignore[assignment]  # each of these schemas has it
             check_model(of_model.model, served)
             return parsed
 
-        body, ignored = await self._long_work.run(client.id, len(raw), work)
+        body, ignored, left_out = await self._long_work.run(client.id, len(raw), work)
+        if left_out and scope is not None:
+            scope[LEFT_OUT] = left_out
         self._ignored.log(client.name, ignored)
         for name in ignored:
             self._link.counts.ignored(place_of(name))

@@ -28,25 +28,16 @@ from scheduler_svc.frontend.requests.fields import (
 )
 from scheduler_svc.frontend.requests.messages import ChatMessage
 from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions
+from scheduler_svc.frontend.requests.old_media import without_old_media
 from scheduler_svc.frontend.requests.sampling import SamplingFields
 from scheduler_svc.frontend.requests.strict import Strict
 from scheduler_svc.frontend.requests.structured import GuidedDecoding, ResponseFormat, StructuredOutputs
-from scheduler_svc.frontend.requests.thinking import EFFORTS
-from scheduler_svc.frontend.requests.tools import MAX_TOOLS, Tool, ToolChoice, different_names, read_choice
+from scheduler_svc.frontend.requests.thinking import AskedEffort, ChatReasoning, ThinkingFields
+from scheduler_svc.frontend.requests.tools import ToolChoice, ToolList, different_names, read_choice
 
 MAX_N = 128
 MAX_PROMPTS = 1024
 REQUEST_ID = r"[A-Za-z0-9._-]{1,64}"
-
-
-def _effort(value: Any) -> Any:
-    if value not in EFFORTS:
-        allowed = ", ".join(EFFORTS)
-        raise PydanticCustomError("reasoning_effort", "it should be one of {allowed}", {"allowed": allowed})
-    return value
-
-
-AskedEffort = Annotated[Any, AfterValidator(_effort)]
 
 
 class StreamOptions(Strict):
@@ -135,13 +126,13 @@ class CompletionRequest(GenerationRequest, OffForCompletions):
         return best_of
 
 
-class ChatRequest(GenerationRequest, OffForChats):
+class ChatRequest(ThinkingFields, GenerationRequest, OffForChats):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[FirstError[ChatMessage], Field(min_length=1)]
+    messages: Annotated[FirstError[ChatMessage], BeforeValidator(without_old_media), Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    tools: Annotated[FirstError[Tool], Field(max_length=MAX_TOOLS), AfterValidator(different_names)] = []
+    tools: Annotated[ToolList, AfterValidator(different_names)] = []
     tool_choice: Annotated[ToolChoice | None, PlainValidator(read_choice)] = None
     parallel_tool_calls: bool = True
     functions: Annotated[Any, AfterValidator(Instead("tools"))] = None
@@ -150,10 +141,15 @@ class ChatRequest(GenerationRequest, OffForChats):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     reasoning_effort: AskedEffort = None
-    thinking_token_budget: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    reasoning: ChatReasoning | None = None
     include_reasoning: bool = True
     logprobs: bool = False
     top_logprobs: NumLogprobs = 0
+
+    @property
+    def shows_thought(self) -> bool:
+        """Whether the answer has its thought."""
+        return self.include_reasoning and not (self.reasoning is not None and self.reasoning.exclude)
 
     @field_validator("top_logprobs")
     @classmethod

@@ -27,7 +27,7 @@ class Allowing(Strict):
     @classmethod
     def _without_unknown(cls, data: Any, info: ValidationInfo) -> Any:
         ignored = info.context
-        if isinstance(data, dict) and isinstance(ignored, IgnoredNames) and ignored.allow_unknown:
+        if isinstance(data, dict) and isinstance(ignored, IgnoredNames) and ignored.options.allow_unknown:
             return known_fields(cls, "", data, ignored)
         return data
 

@@ -16,9 +16,10 @@ from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.fields import FirstError, TemplateVariables
 from scheduler_svc.frontend.requests.limits import MAX_ECHOED_BYTES, check_characters, check_token_ids
 from scheduler_svc.frontend.requests.messages import ChatMessage
+from scheduler_svc.frontend.requests.old_media import without_old_media
 from scheduler_svc.frontend.requests.schemas import ChatRequest
 from scheduler_svc.frontend.requests.strict import Strict
-from scheduler_svc.frontend.requests.tools import MAX_TOOLS, Tool
+from scheduler_svc.frontend.requests.tools import ToolList
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 TOKENS_AT_ONCE = 4096  # that become text in one call: a ms
@@ -35,8 +36,8 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: FirstError[ChatMessage] = Field(default_factory=list)
-    tools: Annotated[FirstError[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    messages: Annotated[FirstError[ChatMessage], BeforeValidator(without_old_media)] = Field(default_factory=list)
+    tools: ToolList = Field(default_factory=list)
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True

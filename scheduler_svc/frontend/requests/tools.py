@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 import msgspec
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.errors import ApiError
@@ -14,10 +14,11 @@ from scheduler_svc.frontend.grammars.spec import ToolGrammar, ToolSchema
 from scheduler_svc.frontend.parsing.message import CallFormat
 from scheduler_svc.frontend.parsing.text_parameters import text_parameters
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.fields import FirstError
+from scheduler_svc.frontend.requests.ignored import IgnoredNames
 from scheduler_svc.frontend.requests.strict import Lenient
 from scheduler_svc.frontend.requests.structured import AskedGrammar, asked
 
-MAX_TOOLS = 128
 MAX_PARAMETER_CHARACTERS = 2**16  # of the names that are kept with the request, of all tools
 TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
@@ -32,6 +33,16 @@ class Function(Lenient):
     strict: bool | None = None
 
 
+class CustomFunction(Function):
+    """A function that stands for another API's custom tool.
+
+    Attributes:
+        held_to: JSON schema of its arguments, of which the model is not told all.
+    """
+
+    held_to: dict[str, Any]
+
+
 class Tool(Lenient):
     """A function that the model is told about."""
 
@@ -41,7 +52,21 @@ class Tool(Lenient):
 
     def plain(self) -> dict[str, Any]:
         """As chat templates show it: `strict` is for the server."""
-        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
+        return self.model_dump(exclude_unset=True, exclude={"function": {"strict", "held_to"}})
+
+
+def check_count(value: Any, info: ValidationInfo) -> Any:
+    """Refuse more tools than the service allows. A chat that is made of another API's request has no such limit."""
+    limit = info.context.options.max_tools if isinstance(info.context, IgnoredNames) else 0
+    if limit and isinstance(value, list) and len(value) > limit:
+        raise PydanticCustomError(
+            "tools", "it has {number} tools, the limit is {limit}; the service's option --max-tools sets it",
+            {"number": len(value), "limit": limit},
+        )  # fmt: skip
+    return value
+
+
+ToolList = Annotated[FirstError[Tool], BeforeValidator(check_count)]
 
 
 def different_names(tools: list[Tool]) -> list[Tool]:
@@ -83,7 +108,7 @@ def read_choice(value: Any) -> ToolChoice:
             return ToolChoice("required", (name,), is_one=True)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
             names = tuple(said for tool in tools if (said := _name_of(tool)) is not None)
-            if names and len(names) == len(tools) <= MAX_TOOLS:
+            if names and len(names) == len(tools):
                 return ToolChoice(mode, names)
     raise PydanticCustomError(
         "tool_choice",
@@ -167,6 +192,8 @@ def _parameters(function: Function, *, is_required: bool) -> dict[str, Any] | No
     A schema that is not strict is there for the model to read, and may say what no grammar can: where a call is forced,
     as much of it holds as can.
     """
+    if isinstance(function, CustomFunction):
+        return function.held_to
     if not function.parameters or not (function.strict or is_required):
         return None
     if function.strict:

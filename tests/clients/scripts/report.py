@@ -19,7 +19,8 @@ from typing import Any
 from tests.support.reciter.answers import ANSWERS
 
 BY_WORD = {answer.word.strip(): answer for answer in ANSWERS}
-HARBOR, LEDGER, LANTERN, ISLANDS, FERRY, CAPTAIN, WHALE, TELESCOPE, COMPASS, ANCHOR = BY_WORD.values()
+HARBOR, LEDGER, LANTERN, ISLANDS, FERRY, CAPTAIN, WHALE, TELESCOPE, COMPASS, ANCHOR, *OF_CODEX = BY_WORD.values()
+BEACON, CARGO, SAILOR = OF_CODEX
 FILE = json.loads(LEDGER.tools.partition("<tool_call>\n")[2].partition("\n</tool_call>")[0])["arguments"]
 WEATHER = {"city": "Oslo"}
 PERSON_SCHEMA = {
@@ -112,11 +113,12 @@ def kill_the_executor(num_tokens: int = 0) -> None:
         raise RuntimeError("no executor was busy")
 
 
-def while_killing(feature: Feature) -> None:
-    """Try a feature that asks `LEDGER`'s prompt, and have the executor killed in the middle of the call."""
+def while_killing(feature: Feature, num_tokens: int = INSIDE_THE_CALL) -> None:
+    """Try a feature that asks `LEDGER`'s prompt, or another one, and have the executor killed in the middle of the
+    call, after so many tokens."""
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(feature)
-        kill_the_executor(INSIDE_THE_CALL)
+        kill_the_executor(num_tokens)
         done.result()
 
 

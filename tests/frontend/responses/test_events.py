@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.responses.called_tool import CalledTool
 from scheduler_svc.frontend.answers.responses.events import BEGINNING, NEVER, Outcome, ResponseEvents, ResponseSpec
 from scheduler_svc.frontend.answers.responses.objects import response_json
 from scheduler_svc.frontend.answers.responses.thoughts import opened_thought
@@ -28,13 +29,25 @@ from tests.support.effort import examples
 
 ID = "resp_0123456789abcdef01234567"
 EVENT = TypeAdapter(ResponseStreamEvent)
-TOKENS = st.lists(st.sampled_from(PIECES), max_size=12).map(lambda pieces: ids("".join(pieces)))
+CUSTOM_CALL = '<tool_call>\n{"name": "f", "arguments": {"input": "<é\\n🦊>"}}\n</tool_call>'
+TOOLS: list[dict[str, CalledTool]] = [
+    {},
+    {"f": CalledTool("close", "agents")},
+    {"f": CalledTool("patch", is_custom=True), "g": CalledTool("g", "n", is_custom=True)},
+]
+TOKENS = st.lists(st.sampled_from([*PIECES, CUSTOM_CALL]), max_size=12).map(lambda pieces: ids("".join(pieces)))
 
 
-def spec_of(*, in_summary: bool = False, is_sealed: bool = False, is_background: bool = True) -> ResponseSpec:
+def spec_of(
+    *,
+    in_summary: bool = False,
+    is_sealed: bool = False,
+    is_background: bool = True,
+    tools: dict[str, CalledTool] | None = None,
+) -> ResponseSpec:
     body = ResponseRequest(model="m", input="Hi", background=is_background)
     head = head_json(body, m.SamplingParams(max_tokens=9), response_id=ID, model="m", created=1)
-    return ResponseSpec(ID, head, in_summary, is_sealed, is_background)
+    return ResponseSpec(ID, head, in_summary, is_sealed, is_background, tools or {})
 
 
 def context_of(rules: MessageRules = BOTH, logprobs: int = 0, stop: tuple[str, ...] = ()) -> AnswerContext:
@@ -103,10 +116,11 @@ def whole(spec: ResponseSpec, outcome: Outcome) -> dict:
     st.sampled_from(["none", "hermes"]),
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
     st.sampled_from([0, 2]),
+    st.sampled_from(TOOLS),
     st.data(),
 )
-def test_events_are_numbered_by_tokens_alone(tokens, reason, thought, calls, flags, logprobs, data):
-    spec = spec_of(in_summary=flags[0], is_sealed=flags[1], is_background=flags[2])
+def test_events_are_numbered_by_tokens_alone(tokens, reason, thought, calls, flags, logprobs, tools, data):
+    spec = spec_of(in_summary=flags[0], is_sealed=flags[1], is_background=flags[2], tools=tools)
     context = context_of(MessageRules(thought=thought, calls=calls), logprobs)
     tokens = [*tokens, EOS] if reason == "stop" else tokens
     sizes = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
@@ -164,6 +178,8 @@ def check_growth(events: list[dict]) -> None:
             assert event["text"] == texts[index]
         elif kind == "response.function_call_arguments.done":
             assert event["arguments"] == texts[index]
+        elif kind == "response.custom_tool_call_input.done":
+            assert event["input"] == texts[index]
     output = events[-1]["response"]["output"]
     assert output == [done[index] for index in range(len(done))]
     assert output, "every answer has an item"

@@ -48,6 +48,9 @@ MINUTES = (
     "3. A path C:\\boats\\new and the word naïve were spelled out for the printer, as was 東京.\n"
     "There being nothing else to discuss, all went home at three o'clock."
 )
+PATCH = "\n".join(
+    ["*** Begin Patch", "*** Add File: list.txt", *(f"+{line}" for line in MINUTES.splitlines()), "*** End Patch"]
+)
 ANSWERS = (
     Answer(
         " harbor",
@@ -97,6 +100,27 @@ ANSWERS = (
     ),
     Answer(" compass", "Who holds the compass?", plain=PERSON, tools=call("final_result", name="Ada", age=36)),
     Answer(" anchor", "Who lifts the anchor?", plain=PERSON, tools=call("Person", name="Ada", age=36)),
+    Answer(
+        " beacon",
+        "Write down who keeps the beacon.",
+        plain="I have no paper.",
+        tools=thought("A command of the shell can write it.", call("exec_command", cmd="echo Ada > keeper.txt")),
+        result="It is written down.",
+    ),
+    Answer(
+        " cargo",
+        "Add the list of the cargo.",
+        plain="I have no list.",
+        tools=thought("A patch adds the file.", call("apply_patch", input=PATCH)),
+        result="The list is there.",
+    ),
+    Answer(
+        " sailor",
+        "Send the sailor home.",
+        plain="There is none.",
+        tools=call("multi_agent_v1.close_agent", target="Ada"),
+        result="There was no such agent.",
+    ),
 )
 WITHOUT_WORD = Answer("", "Hello!", plain=thought("No word that I know.", "I only recite."), forced=OSLO)
 SHOWN = " signatures"

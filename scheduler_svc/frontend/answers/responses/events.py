@@ -12,7 +12,8 @@ from scheduler_svc.frontend.answers.call_ids import call_id
 from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.numbered_events import NumberedEvent, NumberedEvents
 from scheduler_svc.frontend.answers.openai_objects import Usage, to_json
-from scheduler_svc.frontend.answers.responses.items import OpenCall, OpenItem, OpenMessage, OpenThought
+from scheduler_svc.frontend.answers.responses.called_tool import CalledTool
+from scheduler_svc.frontend.answers.responses.items import OpenCall, OpenCustomCall, OpenItem, OpenMessage, OpenThought
 from scheduler_svc.frontend.answers.responses.objects import (
     NO_ITEMS,
     NO_TAIL,
@@ -48,6 +49,7 @@ class ResponseSpec(Struct, frozen=True, array_like=True):
         in_summary: whether its thoughts stand in summaries.
         is_sealed: whether its thoughts have `encrypted_content`.
         is_background: whether it waits in the store first.
+        tools: what calls of these names are, where they are no calls of a function of that name.
     """
 
     response_id: str
@@ -55,6 +57,7 @@ class ResponseSpec(Struct, frozen=True, array_like=True):
     in_summary: bool
     is_sealed: bool
     is_background: bool
+    tools: dict[str, CalledTool] = {}
 
     def with_head(self, head: bytes) -> "ResponseSpec":
         """The same with another head: it is stored once, and not in each thing that needs it."""
@@ -152,7 +155,9 @@ class ResponseEvents(NumberedEvents):
         for part in piece.calls:
             if part.name:
                 called = call_id(self._spec.response_id, piece.choice, part.number)
-                yield from self._begin(OpenCall(*self._place("fc"), called, part.name))
+                tool = self._spec.tools.get(part.name) or CalledTool(part.name)
+                prefix, kind = ("ctc", OpenCustomCall) if tool.is_custom else ("fc", OpenCall)
+                yield from self._begin(kind(*self._place(prefix), called, tool))
             if part.arguments and self._open is not None:
                 yield from self._open.grown(part.arguments)
         if piece.finish_reason is not None:

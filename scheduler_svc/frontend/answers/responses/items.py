@@ -4,15 +4,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from scheduler_svc.frontend.answers.logprobs import Entry
 from scheduler_svc.frontend.answers.numbered_events import NumberedEvent
 from scheduler_svc.frontend.answers.openai_objects import TokenLogprob
+from scheduler_svc.frontend.answers.responses.called_tool import CalledTool, CustomInput
 from scheduler_svc.frontend.answers.responses.objects import (
     ArgumentsData,
     DeltaData,
+    InputData,
     ItemData,
     ItemStatus,
     OutputCall,
+    OutputCustomCall,
     OutputItem,
     OutputMessage,
     OutputReasoning,
@@ -138,21 +143,21 @@ class OpenThought(OpenItem):
 
 
 class OpenCall(OpenItem):
-    """A call that the model makes.
+    """A call of a function that the model makes.
 
     Args:
         call_id: by which its output names it.
-        name: of the function.
     """
 
-    def __init__(self, item_id: str, index: int, call_id: str, name: str) -> None:
+    def __init__(self, item_id: str, index: int, call_id: str, tool: CalledTool) -> None:
         super().__init__(item_id, index)
         self._call_id = call_id
-        self._function = name
+        self._tool = tool
 
-    def item(self, status: ItemStatus) -> OutputCall:
+    def item(self, status: ItemStatus) -> OutputItem:
         """As it is now."""
-        return OutputCall(self._id, status, self._call_id, self._function, self.text)
+        tool = self._tool
+        return OutputCall(self._id, status, self._call_id, tool.name, self.text, tool.namespace or UNSET)
 
     def grown(self, text: str, logprobs: Sequence[Entry] | None = None) -> Iterator[NumberedEvent]:
         """New text of its arguments."""
@@ -161,6 +166,34 @@ class OpenCall(OpenItem):
 
     def ended(self, status: ItemStatus) -> Iterator[NumberedEvent]:
         """The whole arguments, and the item."""
-        whole = ArgumentsData(self._id, self._index, self.text, self._function)
+        whole = ArgumentsData(self._id, self._index, self.text, self._tool.name)
         yield "response.function_call_arguments.done", whole
         yield from super().ended(status)
+
+
+class OpenCustomCall(OpenCall):
+    """A call of a custom tool, whose text is its input."""
+
+    def __init__(self, item_id: str, index: int, call_id: str, tool: CalledTool) -> None:
+        super().__init__(item_id, index, call_id, tool)
+        self._input = CustomInput()
+
+    def item(self, status: ItemStatus) -> OutputItem:
+        """As it is now."""
+        tool = self._tool
+        return OutputCustomCall(self._id, status, self._call_id, tool.name, self.text, tool.namespace or UNSET)
+
+    def grown(self, text: str, logprobs: Sequence[Entry] | None = None) -> Iterator[NumberedEvent]:
+        """What new text of the arguments adds to the input."""
+        yield from self._added(self._input.feed(text))
+
+    def ended(self, status: ItemStatus) -> Iterator[NumberedEvent]:
+        """The whole input, and the item."""
+        yield from self._added(self._input.end())
+        yield "response.custom_tool_call_input.done", InputData(self._id, self._index, self.text)
+        yield "response.output_item.done", ItemData(self._index, self.item(status))
+
+    def _added(self, text: str) -> Iterator[NumberedEvent]:
+        if text:
+            self._texts.append(text)
+            yield "response.custom_tool_call_input.delta", DeltaData(self._id, self._index, text)

@@ -46,16 +46,28 @@ class OutputReasoning(Struct, frozen=True, tag_field="type", tag="reasoning"):
 
 
 class OutputCall(Struct, frozen=True, tag_field="type", tag="function_call"):
-    """A call of a tool."""
+    """A call of a function."""
 
     id: str
     status: ItemStatus
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
+class OutputCustomCall(Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
 
 
 class InputTokensDetails(Struct, frozen=True):
@@ -232,6 +244,14 @@ class TextData(Struct, frozen=True):
     content_index: int | UnsetType = UNSET
     summary_index: int | UnsetType = UNSET
     logprobs: list[TokenLogprob] | UnsetType = UNSET
+
+
+class InputData(Struct, frozen=True):
+    """Of a custom call's input that is whole."""
+
+    item_id: str
+    output_index: int
+    input: str
 
 
 class ArgumentsData(Struct, frozen=True):

@@ -10,10 +10,11 @@ from common.messages import MAX_PRIORITY
 from scheduler_svc.frontend.requests.fields import INT32_MAX, FirstError, StopString, TemplateVariables
 from scheduler_svc.frontend.requests.messages_api.blocks import SystemText, Turn, text_blocks
 from scheduler_svc.frontend.requests.off_values import OffForMessages
+from scheduler_svc.frontend.requests.old_media import without_old_media
 from scheduler_svc.frontend.requests.sampling import MAX_STOPS
 from scheduler_svc.frontend.requests.schemas import REQUEST_ID
 from scheduler_svc.frontend.requests.strict import Allowing, Lenient, Strict
-from scheduler_svc.frontend.requests.tools import MAX_TOOLS, check_different
+from scheduler_svc.frontend.requests.tools import check_different
 
 TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 
@@ -117,14 +118,14 @@ class MessageRequest(OffForMessages, Allowing):
 
     model: str
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)]
-    messages: Annotated[FirstError[Turn], Field(min_length=1)]
+    messages: Annotated[FirstError[Turn], BeforeValidator(without_old_media), Field(min_length=1)]
     system: Annotated[FirstError[SystemText], BeforeValidator(text_blocks)] = []
     stop_sequences: Annotated[FirstError[StopString], Field(max_length=MAX_STOPS)] = []
     stream: bool = False
     temperature: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
-    tools: Annotated[FirstError[MessageTool], Field(max_length=MAX_TOOLS), AfterValidator(_different_names)] = []
+    tools: Annotated[FirstError[MessageTool], AfterValidator(_different_names)] = []
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

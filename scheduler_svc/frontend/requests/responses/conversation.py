@@ -1,25 +1,31 @@
 """The conversation that a request of the Responses API stands for, as a chat."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from scheduler_svc.frontend.answers.responses.called_tool import INPUT, CalledTool
 from scheduler_svc.frontend.answers.responses.thoughts import opened_thought
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.body import describe_validation
 from scheduler_svc.frontend.requests.messages import TextPart
 from scheduler_svc.frontend.requests.responses.items import (
+    AdditionalToolsItem,
+    CallOutputItem,
+    CustomCallItem,
     FunctionCallItem,
-    FunctionCallOutputItem,
     Item,
     ItemReference,
     MessageItem,
     ReasoningItem,
 )
 from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
+from scheduler_svc.frontend.requests.responses.tools import flat_choice, flat_name, flat_tools
 from scheduler_svc.frontend.requests.sampling import SamplingFields
 from scheduler_svc.frontend.requests.schemas import ChatRequest
+from scheduler_svc.frontend.requests.thinking import ThinkingFields
 
 NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -31,8 +37,19 @@ NAMES: Mapping[str, str] = {
 """A chat's parameters that have other names here."""
 
 
-def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
-    """The chat that generates the same. Raises ApiError (400) for what no chat can be.
+class ResponseChat(NamedTuple):
+    """The chat that generates what a response is made of.
+
+    Attributes:
+        called: what its calls are on Responses, by the names that the model knows.
+    """
+
+    request: ChatRequest
+    called: Mapping[str, CalledTool]
+
+
+def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ResponseChat:
+    """The chat of a request. Raises ApiError (400) for what no chat can be.
 
     Args:
         items: of the whole conversation, without references.
@@ -47,25 +64,29 @@ def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
         "messages": messages,
         "stream": body.stream,
         "max_completion_tokens": body.max_output_tokens,
-        "tools": [
-            {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
-            for tool in body.tools
-        ],
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
-        "thinking_token_budget": body.thinking_token_budget,
         "reasoning_effort": body.reasoning and body.reasoning.effort,
         "response_format": _response_format(body),
         "logprobs": body.has_logprobs,
         "top_logprobs": body.top_logprobs,
     }
-    said = {name: getattr(body, name) for name in SamplingFields.model_fields if name in body.model_fields_set}
+    same = (*SamplingFields.model_fields, *ThinkingFields.model_fields)
+    said = {name: getattr(body, name) for name in same if name in body.model_fields_set}
+    thinking = said.pop("thinking", None)
     said.pop("logit_bias", None)
     try:
         chat = ChatRequest.model_validate(content | said)
     except ValidationError as error:
         raise describe_validation(error) from error
-    return chat.model_copy(update={"tool_choice": body.tool_choice, "logit_bias": body.logit_bias})
+    tools = flat_tools(body.tools, (t for item in items if isinstance(item, AdditionalToolsItem) for t in item.tools))
+    checked = {  # what is not written as a chat has it
+        "tools": list(tools.functions.values()),
+        "tool_choice": flat_choice(body.tool_choice, tools),
+        "logit_bias": body.logit_bias,
+        "thinking": thinking,
+    }
+    return ResponseChat(chat.model_copy(update=checked), tools.called)
 
 
 def _response_format(body: ResponseRequest) -> dict[str, Any] | None:
@@ -93,24 +114,32 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                     turn = {"role": "assistant"}
                     messages.append(turn)
                 turn["content"] = _content(item.content)
-            case FunctionCallItem():
+            case FunctionCallItem() | CustomCallItem():
                 if turn is None:
                     turn = {"role": "assistant"}
                     messages.append(turn)
-                function = {"name": item.name, "arguments": item.arguments}
+                function = {"name": flat_name(item.name, item.namespace), "arguments": _arguments(item)}
                 turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
-            case FunctionCallOutputItem():
+            case CallOutputItem():
                 turn = None
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
             case MessageItem():
                 turn = None
                 messages.append({"role": item.role, "content": _content(item.content)})
+            case AdditionalToolsItem():
+                pass
             case ItemReference():
                 raise AssertionError("references were to be replaced")
     for message in messages:
         if "reasoning_content" in message:
             message["reasoning_content"] = "".join(message["reasoning_content"])
     return messages
+
+
+def _arguments(item: FunctionCallItem | CustomCallItem) -> str:
+    if isinstance(item, FunctionCallItem):
+        return item.arguments
+    return json.dumps({INPUT: item.input}, ensure_ascii=False)
 
 
 def _content(parts: Sequence[TextPart]) -> list[dict[str, str]]:

@@ -1,5 +1,6 @@
 """What a response says of its request."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from common import messages as m
@@ -39,8 +40,8 @@ def head_json(body: ResponseRequest, params: m.SamplingParams, *, response_id: s
         service_tier="default",
         store=body.store,
         temperature=params.temperature,
-        text={"format": _format(body), "verbosity": "medium"},
-        tool_choice=_choice(body.tool_choice),
+        text={"format": _format(body), "verbosity": (body.text and body.text.verbosity) or "medium"},
+        tool_choice=_choice(body.tool_choice, {tool.name: tool.type for tool in body.tools}),
         tools=[tool.model_dump() for tool in body.tools],
         top_logprobs=body.top_logprobs,
         top_p=params.top_p,
@@ -56,13 +57,17 @@ def _format(body: ResponseRequest) -> dict[str, Any]:
     return {"type": "text"} if not form else form.model_dump(by_alias=True, exclude_none=True)
 
 
-def _choice(choice: ToolChoice | None) -> Any:
-    """`tool_choice` as clients write it."""
+def _choice(choice: ToolChoice | None, types: Mapping[str, str]) -> Any:
+    """`tool_choice` as clients write it.
+
+    Args:
+        types: of tools, by their names.
+    """
     if choice is None:
         return "auto"
     if choice.names is None:
         return choice.mode
     if choice.is_one:
-        return {"type": "function", "name": choice.names[0]}
-    tools = [{"type": "function", "name": name} for name in choice.names]
+        return {"type": types.get(choice.names[0], "function"), "name": choice.names[0]}
+    tools = [{"type": types.get(name, "function"), "name": name} for name in choice.names]
     return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}

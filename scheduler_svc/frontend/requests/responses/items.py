@@ -7,9 +7,13 @@ from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.requests.fields import FirstError
 from scheduler_svc.frontend.requests.messages import TextPart
+from scheduler_svc.frontend.requests.responses.tools import ToolList
 from scheduler_svc.frontend.requests.strict import Lenient
 
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+ITEM_TYPES = (
+    *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+    *("reasoning", "additional_tools", "item_reference"),
+)
 MAX_ITEM_ID_CHARACTERS = 128
 
 ItemId = Annotated[str, Field(max_length=MAX_ITEM_ID_CHARACTERS)]
@@ -52,19 +56,44 @@ class FunctionCallItem(Lenient):
     id: ItemId | None = None
     call_id: ItemId
     name: str
+    namespace: str | None = None
     arguments: str = ""
     status: Any = None
 
 
-class FunctionCallOutputItem(Lenient):
+class CustomCallItem(Lenient):
+    """A call of a custom tool that the model made."""
+
+    place: ClassVar[str] = "input"
+    type: Literal["custom_tool_call"]
+    id: ItemId | None = None
+    call_id: ItemId
+    name: str
+    namespace: str | None = None
+    input: str
+    status: Any = None
+
+
+class CallOutputItem(Lenient):
     """What a call gave."""
 
     place: ClassVar[str] = "input"
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     id: ItemId | None = None
     call_id: ItemId
     output: Parts
+    name: Any = None
     status: Any = None
+
+
+class AdditionalToolsItem(Lenient):
+    """Tools that the model may call from here on: they count as if they stood in `tools`."""
+
+    place: ClassVar[str] = "input"
+    type: Literal["additional_tools"]
+    id: ItemId | None = None
+    role: Any = None
+    tools: ToolList
 
 
 class ThoughtText(Lenient):
@@ -96,7 +125,13 @@ class ItemReference(Lenient):
 
 
 Item = Annotated[
-    MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | ItemReference,
+    MessageItem
+    | FunctionCallItem
+    | CustomCallItem
+    | CallOutputItem
+    | ReasoningItem
+    | AdditionalToolsItem
+    | ItemReference,
     Field(discriminator="type"),
 ]
 

@@ -17,7 +17,7 @@ from scheduler_svc.frontend.requests.chat_steps import ChatSteps
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.requests.renaming import in_words_of, tokenized_in_words_of
-from scheduler_svc.frontend.requests.responses.conversation import NAMES, chat_of
+from scheduler_svc.frontend.requests.responses.conversation import NAMES, ResponseChat, chat_of
 from scheduler_svc.frontend.requests.responses.head import head_json
 from scheduler_svc.frontend.requests.responses.items import Item
 from scheduler_svc.frontend.requests.responses.schemas import ENCRYPTED, ResponseRequest
@@ -78,7 +78,7 @@ class ResponsePreparer:
         size += _size(before) + _size(own)
         items = [sized.item for sized in (*before, *own)]
         chat = await self._reader.long_work(client.id, size, lambda: in_words_of(NAMES, lambda: chat_of(body, items)))
-        tokenized = await self._reader.tokenize(chat, self._tokenize, size, client)
+        tokenized = await self._reader.tokenize(chat.request, self._tokenize, size, client)
         response_id = "resp_" + secrets.token_hex(12)
         tokenized = replace(tokenized, request_id=response_id, is_resumable=body.background)
         said = [sized.item for sized in own]
@@ -90,14 +90,15 @@ class ResponsePreparer:
         return _with_few_logprobs((yield from tokenized_in_words_of(NAMES, steps)))
 
     def _assembled(
-        self, body: ResponseRequest, chat: ChatRequest, tokenized: TokenizedRequest, own: list[Item]
+        self, body: ResponseRequest, chat: ResponseChat, tokenized: TokenizedRequest, own: list[Item]
     ) -> ReadyResponse:
         response_id = tokenized.request_id
-        context = answer_context("response", tokenized, chat, self._model)
+        context = answer_context("response", tokenized, chat.request, self._model)
         params, created = tokenized.params[0], int(time.time())
         head = head_json(body, params, response_id=response_id, model=self._model, created=created)
         in_summary = body.reasoning is not None and body.reasoning.has_summary
-        spec = ResponseSpec(response_id, head, in_summary, ENCRYPTED in body.include, body.background)
+        called = dict(chat.called)
+        spec = ResponseSpec(response_id, head, in_summary, ENCRYPTED in body.include, body.background, called)
         asked = AskedToStore(response_id, body.previous_response_id, head, written(own, response_id))
         return ReadyResponse(tokenized, context, spec, asked, is_stored=body.store, streams=body.stream)
 

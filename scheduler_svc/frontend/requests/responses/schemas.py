@@ -1,7 +1,7 @@
 """What a client may ask of the Responses API, checked. As in `requests/schemas.py`, no parameter is accepted that would
 have no effect."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,12 +16,14 @@ from pydantic_core import PydanticCustomError
 
 from scheduler_svc.frontend.requests.fields import INT32_MAX, FirstError, NumLogprobs, Only, TemplateVariables
 from scheduler_svc.frontend.requests.off_values import Null
+from scheduler_svc.frontend.requests.old_media import without_old_media
 from scheduler_svc.frontend.requests.responses.items import InputItem, input_list
+from scheduler_svc.frontend.requests.responses.tools import ToolList, choice_of
 from scheduler_svc.frontend.requests.sampling import SamplingFields
-from scheduler_svc.frontend.requests.schemas import AskedEffort
-from scheduler_svc.frontend.requests.strict import Lenient, Strict
+from scheduler_svc.frontend.requests.strict import Strict
 from scheduler_svc.frontend.requests.structured import ANY_OBJECT
-from scheduler_svc.frontend.requests.tools import MAX_TOOLS, TOOL_NAME, ToolChoice, read_choice
+from scheduler_svc.frontend.requests.thinking import AskedEffort, ThinkingFields
+from scheduler_svc.frontend.requests.tools import ToolChoice
 
 MAX_ITEMS = 4096
 MAX_METADATA = 16
@@ -67,7 +69,7 @@ class TextOptions(Strict):
     """`text` of a request."""
 
     format: TextFormat | None = None
-    verbosity: Annotated[Any, AfterValidator(Only("medium"))] = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # a hint, which no template here shows
 
 
 class Reasoning(Strict):
@@ -76,53 +78,12 @@ class Reasoning(Strict):
     effort: AskedEffort = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None  # the template decides which thoughts it shows
 
     @property
     def has_summary(self) -> bool:
         """Whether the thought stands in `summary` instead of in `content`."""
         return self.summary is not None or self.generate_summary is not None
-
-
-class FunctionTool(Lenient):
-    """A function that the model is told about."""
-
-    place: ClassVar[str] = "tools"
-    type: Literal["function"]
-    name: Annotated[str, Field(pattern=TOOL_NAME)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-def _is_function(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        raise PydanticCustomError(
-            "unsupported_parameter",
-            "tools of the type {kind} are not supported, only functions",
-            {"kind": repr(kind[:50])},
-        )
-    return value
-
-
-def _choice(value: Any) -> ToolChoice:
-    """`tool_choice` in the forms that Responses has: those of chats, without a level of nesting."""
-    match value:
-        case {"type": "function", "name": str(name)}:
-            return read_choice({"type": "function", "function": {"name": name}})
-        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
-            named = [
-                {"type": "function", "function": {"name": tool.get("name")}} if isinstance(tool, dict) else tool
-                for tool in tools
-            ]
-            return read_choice({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}})
-        case str():
-            return read_choice(value)
-    raise PydanticCustomError(
-        "tool_choice",
-        "it should be 'none', 'auto', 'required', a function as {form}, or 'allowed_tools' with functions",
-        {"form": '{"type": "function", "name": ...}'},
-    )
 
 
 class ResponseStreamOptions(Strict):
@@ -131,11 +92,16 @@ class ResponseStreamOptions(Strict):
     include_obfuscation: Annotated[Any, AfterValidator(Only(False))] = None
 
 
-class ResponseRequest(SamplingFields):
+class ResponseRequest(ThinkingFields, SamplingFields):
     """POST /v1/responses."""
 
     model: str
-    input: Annotated[FirstError[InputItem], BeforeValidator(input_list), Field(max_length=MAX_ITEMS)] = []
+    input: Annotated[
+        FirstError[InputItem],
+        BeforeValidator(without_old_media),
+        BeforeValidator(input_list),
+        Field(max_length=MAX_ITEMS),
+    ] = []
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(pattern=f"^{RESPONSE_ID}$")] | None = None
     store: bool = True
@@ -146,15 +112,12 @@ class ResponseRequest(SamplingFields):
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    tools: Annotated[
-        FirstError[Annotated[FunctionTool, BeforeValidator(_is_function)]], Field(max_length=MAX_TOOLS)
-    ] = []
-    tool_choice: Annotated[ToolChoice | None, PlainValidator(_choice)] = None
+    tools: ToolList = []
+    tool_choice: Annotated[ToolChoice | None, PlainValidator(choice_of)] = None
     parallel_tool_calls: bool = True
     top_logprobs: NumLogprobs = 0
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)] = {}
     chat_template_kwargs: TemplateVariables = {}
-    thinking_token_budget: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
 
     truncation: Annotated[Any, AfterValidator(Only("disabled"))] = None
     conversation: Null = None
@@ -164,12 +127,15 @@ class ResponseRequest(SamplingFields):
 
     # No token depends on them.
     max_tool_calls: int | None = None  # of tools that a server runs: there are none here
+    client_metadata: dict[str, Any] | None = None
     user: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+    cache_prompt: bool | None = None
+    keep_alive: str | float | None = None
 
     @property
     def has_logprobs(self) -> bool:

@@ -11,8 +11,10 @@ from scheduler_svc.frontend.answers.responses.events import item_id
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.messages import TextPart
 from scheduler_svc.frontend.requests.responses.items import (
+    AdditionalToolsItem,
+    CallOutputItem,
+    CustomCallItem,
     FunctionCallItem,
-    FunctionCallOutputItem,
     Item,
     ItemReference,
     MessageItem,
@@ -29,7 +31,15 @@ class _WithId(msgspec.Struct):
 
 _raws = msgspec.json.Decoder(list[Raw])
 _ids = msgspec.json.Decoder(list[_WithId])
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "additional_tools": "at",
+}
 
 
 class SizedItem(NamedTuple):
@@ -122,13 +132,22 @@ def _written(item: Item, number: int, response_id: str) -> dict[str, Any]:
         case MessageItem():
             return fields | {"role": item.role, "content": _parts(item.content, is_output=item.role == "assistant")}
         case FunctionCallItem():
-            return fields | {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-        case FunctionCallOutputItem():
+            return fields | _called(item) | {"arguments": item.arguments}
+        case CustomCallItem():
+            return fields | _called(item) | {"input": item.input}
+        case CallOutputItem():
             return fields | {"call_id": item.call_id, "output": _parts(item.output, is_output=False)}
         case ReasoningItem():
             texts = {"summary": _thoughts(item.summary), "content": _thoughts(item.content)}
             return fields | texts | {"encrypted_content": item.encrypted_content}
+        case AdditionalToolsItem():
+            return fields | {"role": "developer", "tools": [tool.model_dump() for tool in item.tools]}
     raise AssertionError("references were to be replaced")
+
+
+def _called(item: FunctionCallItem | CustomCallItem) -> dict[str, Any]:
+    named = {"call_id": item.call_id, "name": item.name}
+    return named if item.namespace is None else named | {"namespace": item.namespace}
 
 
 def _parts(parts: Sequence[TextPart], *, is_output: bool) -> list[dict[str, Any]]:
