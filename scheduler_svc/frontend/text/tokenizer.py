@@ -210,11 +210,21 @@ def _eos_token_ids(folder: Path, generation: Mapping[str, Any], config: _ModelCo
 
 
 def _sampling_defaults(folder: Path, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-    stated = {key: value for key, value in generation_config.items() if value is not None}
-    try:
-        return msgspec.convert(stated, SamplingDefaults)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{folder / 'generation_config.json'} recommends what cannot be done: {error}") from error
+    """Check what the file recommends as a request's parameters are checked; numbers that Python has written as floats
+    are whole, and a `top_k` of -1 is off. Raises CheckpointError that names the parameter."""
+    said = {}
+    for field in msgspec.structs.fields(SamplingDefaults):
+        value = generation_config.get(field.name)
+        if value is None:
+            continue
+        meant = int(value) if field.name == "top_k" and isinstance(value, float) and value.is_integer() else value
+        meant = 0 if field.name == "top_k" and meant == -1 else meant
+        try:
+            said[field.name] = msgspec.convert(meant, field.type)
+        except msgspec.ValidationError as error:
+            path = folder / "generation_config.json"
+            raise CheckpointError(f"{path} recommends {field.name} {value!r:.80}: {error}") from error
+    return SamplingDefaults(**said)
 
 
 def _fault(error: BaseException) -> str:
