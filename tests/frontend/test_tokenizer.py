@@ -106,7 +106,8 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(model_copy: Path, name: str
     ("name", "content", "fault"),
     [
         ("config.json", '{"vocab_size": 2147483648}', "has vocab_size 2147483648, allowed are 1 to 1048576"),
-        ("config.json", '{"hidden_size": 1e9}', "hidden_size"),
+        ("config.json", '{"hidden_size": 1e10}', "hidden_size"),
+        ("config.json", '{"hidden_size": 2.5}', "hidden_size"),
         ("config.json", '{"eos_token_id": -1}', "eos_token_id"),
         ("generation_config.json", '{"eos_token_id": [4294967296]}', r"has eos_token_id \[4294967296\]"),
         ("tokenizer_config.json", "[" * 200_000, "is nested too deeply"),
