@@ -274,3 +274,23 @@ def test_the_scheduler_ends_with_it_and_one_line(tmp_path, held, code, said):
         journal.close()
     assert done.returncode == code
     assert re.fullmatch(f"baton-scheduler: journal .*{said}.*\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "proxy", "said"),
+    [
+        ("owner/name", "socks://127.0.0.1:9", r"Unknown scheme .*'socks://127\.0\.0\.1:9'.*; see ALL_PROXY, .*"),
+        ("owner/name", "socks5://127.0.0.1:9", r".*'socksio' package .*; see ALL_PROXY, .*"),
+        ("no owner/a name", "", r"Repo id .*"),
+    ],
+)
+def test_what_keeps_the_hub_from_being_asked_is_said_in_one_line(model, proxy, said):
+    """Not only what its library raises on purpose."""
+    command = [sys.executable, "-m", "scheduler_svc", "--model", model, "--port", "0", "--no-journal"]
+    environment = {name: text for name, text in os.environ.items() if not name.upper().endswith("_PROXY")}
+    environment |= {"ALL_PROXY": proxy, "HF_HUB_OFFLINE": "0"} if proxy else {}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_USAGE
+    assert re.fullmatch(
+        f"baton-scheduler: {model} is no folder here and cannot be fetched from the hub: {said}\n", done.stderr
+    )
