@@ -294,3 +294,22 @@ def test_what_keeps_the_hub_from_being_asked_is_said_in_one_line(model, proxy, s
     assert re.fullmatch(
         f"baton-scheduler: {model} is no folder here and cannot be fetched from the hub: {said}\n", done.stderr
     )
+
+
+LONG = f"ipc:///tmp/{'x' * 120}/socket"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["scheduler_svc", "--port", "0", "--no-journal", "--executor-endpoint", LONG],
+        ["scheduler_svc", "--port", "0", "--no-journal", "--frontend-endpoint", LONG],
+        ["executor_svc", "--no-keep", "--scheduler", LONG],
+    ],
+    ids=["executors", "frontends", "executor"],
+)
+def test_an_endpoint_that_is_too_long_for_a_socket_is_said_in_one_line(command):
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_USAGE
+    assert "the endpoint's path has 132 bytes, the limit of a socket's is 107" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
