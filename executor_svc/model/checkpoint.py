@@ -138,10 +138,8 @@ def has_other_head(checkpoint: Checkpoint) -> bool:
     if shape != other_shape or not {dtype, other_dtype} <= READABLE_DTYPES.keys():
         return True
     table, head = checkpoint.read(EMBEDDING), checkpoint.read(HEAD)
-    return any(
-        not torch.equal(rows.float(), other.float())
-        for rows, other in zip(table.split(_ROWS_AT_ONCE), head.split(_ROWS_AT_ONCE), strict=True)
-    )
+    parts = (slice(start, start + _ROWS_AT_ONCE) for start in range(0, shape[0], _ROWS_AT_ONCE))
+    return any(not torch.equal(table[part].float(), head[part].float()) for part in parts)
 
 
 def stored_files(folder: Path) -> dict[Path, set[str] | None]:

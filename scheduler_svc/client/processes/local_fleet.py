@@ -279,8 +279,8 @@ class LocalFleet:
         return FleetMisconfigured(message) if end.misconfigured else FleetError(message)
 
     def log_tail(self, name: str, lines: int = _LOG_LINES) -> str:
-        """The last lines a child wrote; empty if there is no such child. Without a `log_dir` the child has to have ended,
-        and they are `_LOG_LINES` at most."""
+        """The last lines a child wrote; empty if there is no such child. Without a `log_dir` the child has to have
+        ended, and they are `_LOG_LINES` at most."""
         if name in self._tails:
             return self._tails[name].text()
         path = self._log_path(name)
