@@ -59,6 +59,15 @@ def tokenizer_hash(folder: Path) -> str:
     return _hash(_read_tokens(folder))
 
 
+def token_of(folder: Path, text: str) -> int:
+    """The id of the token that stands for a text alone. Raises CheckpointError if the folder's tokenizer has none."""
+    tokens = _read_tokens(folder)
+    found = None if tokens is None or not isinstance(tokens["vocab"], dict) else tokens["vocab"].get(text)
+    if found is None:
+        raise CheckpointError(f"{folder / 'tokenizer.json'} has no token {text!r}")
+    return int(found)
+
+
 def _read_tokens(folder: Path) -> dict[str, Any] | None:
     """Read the part of a tokenizer.json that is hashed; None if there is no file."""
     content = read_tokenizer_file(folder)

@@ -10,12 +10,12 @@ import torch
 
 from common import __version__
 from common import messages as m
-from common.errors import BatonError, TryAgainError
+from common.errors import BatonError, CheckpointError, TryAgainError
 from common.grammars import grammar_library
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
-from common.vocabulary import tokenizer_hash
+from common.vocabulary import token_of, tokenizer_hash
 from executor_svc.devices.choose_platform import choose_platform
 from executor_svc.devices.kept_cache import KeptCache, room_was_made
 from executor_svc.devices.platform import Platform
@@ -24,6 +24,7 @@ from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.model.attention import CacheMemory, KVGeometry
 from executor_svc.model.checkpoint import HEAD, Checkpoint, has_other_head, stored_dtype
+from executor_svc.model.checkpoint_layout import SCORE
 from executor_svc.model.config import Qwen3Config, read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
 from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, WeightStore, obtain_weights
@@ -299,7 +300,16 @@ def _load_model(
 
 
 def _with_stored_head(config: Qwen3Config, checkpoint: Checkpoint, tasks: tuple[m.Task, ...]) -> Qwen3Config:
-    """The configuration with the head that the checkpoint has, as transformers decides it."""
+    """The configuration with the head that the checkpoint has, as transformers decides it.
+
+    Raises:
+        CheckpointError: it is a classifier's, and has several labels, or the tokenizer has no token for a yes.
+    """
+    if SCORE in checkpoint.names:
+        (labels, _), _ = checkpoint.header(SCORE)
+        if labels != 1:
+            raise CheckpointError(f"{SCORE} has {labels} labels, and only a classifier of one label can be served")
+        return msgspec.structs.replace(config, tied=False, score_token=token_of(checkpoint.folder, "yes"))
     if config.tied and has_other_head(checkpoint):
         log.warning(f"not tied: {HEAD} differs from the embedding, so it is the head; see tie_word_embeddings")
         return msgspec.structs.replace(config, tied=False)

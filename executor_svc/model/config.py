@@ -81,6 +81,7 @@ class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
         max_positions: positions a sequence may have, those yarn adds included.
         tied: whether the output projection is the embedding table.
         dtype: what the checkpoint says it is stored as; empty if it does not say.
+        score_token: of a classifier with one label, the token whose logit its score is; the logits of others are 0.
     """
 
     vocab_size: int
@@ -97,6 +98,7 @@ class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
     attention_bias: bool
     rope: RopeConfig
     dtype: str
+    score_token: int | None = None
 
 
 class _RopeJson(msgspec.Struct, frozen=True, kw_only=True):

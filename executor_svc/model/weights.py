@@ -150,6 +150,7 @@ def _shared(own: dict[int, Future[bytes]], num_names: int, device: torch.device,
 def identity(config: Qwen3Config) -> bytes:
     """The part of the configuration that decides the tokens, as canonical JSON."""
     fields = msgspec.to_builtins(config)
-    for irrelevant in ("dtype", "max_positions"):
+    absent = () if config.score_token is not None else ("score_token",)  # as before there were any
+    for irrelevant in ("dtype", "max_positions", *absent):
         del fields[irrelevant]
     return msgspec.json.encode(fields, order="deterministic")
