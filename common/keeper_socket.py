@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from common.errors import KeeperError
+from common.socket_path import SocketPath
 from common.trust import can_be_ours, first_of_ours, why_not_ours_alone
 
 NAME = "keeper.sock"
-MAX_PATH_BYTES = 107  # of a socket, on Linux
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid; SO_PEERCRED
 
@@ -29,8 +29,7 @@ def default_socket() -> Path:
 
 
 def _is_usable(folder: Path) -> bool:
-    fits = folder.is_absolute() and len(os.fsencode(folder / NAME)) <= MAX_PATH_BYTES
-    return fits and can_be_ours(folder)
+    return folder.is_absolute() and can_be_ours(folder)
 
 
 def require_linux() -> None:
@@ -70,7 +69,8 @@ def connect_to_keeper(socket_path: Path, timeout_s: float) -> socket.socket:
     try:
         # Python's own timeout would make the socket non-blocking, and such a one fails at once if the backlog is full.
         connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
-        connecting.connect(str(socket_path))
+        with SocketPath(socket_path) as place:
+            connecting.connect(place.path)
         connecting.settimeout(timeout_s)
         if (uid := peer_of(connecting)[1]) != os.geteuid():
             raise KeeperError(f"{socket_path} is of user {uid}, this process runs as user {os.geteuid()}")

@@ -48,7 +48,13 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
     patterns = TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ())
     try:
         return Path(snapshot_download(model, allow_patterns=list(patterns)))
-    except OSError as error:  # all that the hub's library raises here are such
+    except (ValueError, ImportError) as error:  # no id that the hub could have, or a proxy that cannot be used
+        reason = str(error).strip().splitlines()[0]
+        hint = "; see ALL_PROXY, HTTPS_PROXY and HTTP_PROXY" if "proxy" in reason.lower() else ""
+        raise CheckpointError(
+            f"{model} is no folder here and cannot be fetched from the hub: {reason}{hint}"
+        ) from error
+    except OSError as error:  # all else that the hub's library raises here are such
         answer = getattr(error, "response", None)
         is_settled = answer is not None and answer.status_code in (401, 403, 404)
         is_settled = is_settled or isinstance(error.__cause__, OfflineModeIsEnabled)

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast, get_origin
 
 import msgspec
 
@@ -20,6 +20,7 @@ MAX_INDEX_BYTES = 64 * 2**20  # model.safetensors.index.json; of a model with 60
 MAX_TOKENIZER_BYTES = 128 * 2**20  # tokenizer.json; of 262,144 tokens 33 MB
 MAX_CONTAINERS = 2**21  # lists and objects in a file, of 64 bytes or more each; 514,906 merges are known
 MAX_VALUES = 2**23  # values in a file
+MAX_EXACT = 2**53  # of a float that is surely meant
 
 Kind = TypeVar("Kind")
 
@@ -55,7 +56,8 @@ def read_model_json(path: Path, kind: type[Kind], max_bytes: int = MAX_CONFIG_BY
     """The decoded content of a JSON file; None if the file is not there.
 
     Args:
-        kind: that it has to be, as msgspec has types. `dict` takes what Python's json does, such as NaN.
+        kind: that it has to be, as msgspec has types. `dict` takes what Python's json does, such as NaN. The numbers of
+            a struct are `whole_numbers`.
 
     Raises:
         CheckpointError: as `read_model_file` does; or the file is no JSON, or something else than `kind`.
@@ -70,7 +72,12 @@ def read_model_json(path: Path, kind: type[Kind], max_bytes: int = MAX_CONFIG_BY
         if found > limit:
             raise CheckpointError(f"{path} has {found} {what}, the limit is {limit}")
     try:
-        content = json.loads(data) if kind is dict else msgspec.json.decode(data, type=kind)
+        if kind is dict:
+            content = json.loads(data)
+        elif issubclass(get_origin(kind) or kind, msgspec.Struct):
+            content = msgspec.convert(whole_numbers(msgspec.json.decode(data)), kind)
+        else:
+            content = msgspec.json.decode(data, type=kind)
     except RecursionError as error:
         raise CheckpointError(f"{path} is nested too deeply") from error
     except (ValueError, msgspec.MsgspecError) as error:
@@ -78,6 +85,20 @@ def read_model_json(path: Path, kind: type[Kind], max_bytes: int = MAX_CONFIG_BY
     if kind is dict and not isinstance(content, dict):
         raise CheckpointError(f"{path} is no JSON object")
     return cast(Kind, content)
+
+
+def whole_numbers(content: Any) -> Any:
+    """What a JSON file has, with whole numbers that are written as floats (`2048.0`) as the ints that they are meant to
+    be: Python takes one for the other, and so do programs that write models' files."""
+    match content:
+        case dict():
+            return {name: whole_numbers(value) for name, value in content.items()}
+        case list():
+            return [whole_numbers(value) for value in content]
+        case float() if content.is_integer() and abs(content) < MAX_EXACT:
+            return int(content)
+        case _:
+            return content
 
 
 def check_regular(path: Path) -> None:

@@ -21,7 +21,7 @@ from common.printable import name_fault
 from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
-from executor_svc.service.scheduler_address import ENDPOINT, FILE_PREFIX, SchedulerAddress
+from executor_svc.service.scheduler_address import FILE_PREFIX, SchedulerAddress, why_no_endpoint
 
 EPILOG = """\b
 Example, two executors of one model for a scheduler on this machine:
@@ -36,8 +36,8 @@ SIGTERM hands the sequences over to other executors and exits with code 0; a sec
 
 
 def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not ENDPOINT.fullmatch(value) and not value.startswith(FILE_PREFIX):
-        raise click.BadParameter(f"{value!r} is no endpoint such as tcp://127.0.0.1:5555")
+    if not value.startswith(FILE_PREFIX) and (fault := why_no_endpoint(value)) is not None:
+        raise click.BadParameter(fault)
     return value
 
 

@@ -10,12 +10,12 @@ import torch
 
 from common import __version__
 from common import messages as m
-from common.errors import BatonError, TryAgainError
+from common.errors import BatonError, CheckpointError, TryAgainError
 from common.grammars import grammar_library
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
-from common.vocabulary import tokenizer_hash
+from common.vocabulary import token_of, tokenizer_hash
 from executor_svc.devices.choose_platform import choose_platform
 from executor_svc.devices.kept_cache import KeptCache, room_was_made
 from executor_svc.devices.platform import Platform
@@ -23,7 +23,8 @@ from executor_svc.devices.pool_size import blocks_in, choose_max_model_len, choo
 from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.model.attention import CacheMemory, KVGeometry
-from executor_svc.model.checkpoint import Checkpoint, stored_dtype
+from executor_svc.model.checkpoint import HEAD, Checkpoint, has_other_head, stored_dtype
+from executor_svc.model.checkpoint_layout import SCORE
 from executor_svc.model.config import Qwen3Config, read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
 from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, WeightStore, obtain_weights
@@ -269,8 +270,7 @@ def _load_model(
     may_take_s = MASK_MAY_TAKE_S if group.size == 1 else None
     grammars = load_grammar_masks(folder, config.vocab_size, may_take_s)
     with Checkpoint(folder) as checkpoint:
-        if tasks == ("embed",) and "lm_head.weight" not in checkpoint.names:
-            config = msgspec.structs.replace(config, tied=True)  # it has no head, and needs none
+        config = _with_stored_head(config, checkpoint, tasks)
         dtype = _choose_dtype(options, platform, checkpoint, config)
         shard = Shard.of(config, group.rank, group.size)
         layout = WeightLayout(config, shard, dtype, platform.packing(config, dtype), has_head=tasks != ("embed",))
@@ -297,6 +297,25 @@ def _load_model(
         tasks=",".join(tasks),
     )
     return LoadedModel(loaded, tasks, tokenizer_hash(folder), grammars)
+
+
+def _with_stored_head(config: Qwen3Config, checkpoint: Checkpoint, tasks: tuple[m.Task, ...]) -> Qwen3Config:
+    """The configuration with the head that the checkpoint has, as transformers decides it.
+
+    Raises:
+        CheckpointError: it is a classifier's, and has several labels, or the tokenizer has no token for a yes.
+    """
+    if SCORE in checkpoint.names:
+        (labels, _), _ = checkpoint.header(SCORE)
+        if labels != 1:
+            raise CheckpointError(f"{SCORE} has {labels} labels, and only a classifier of one label can be served")
+        return msgspec.structs.replace(config, tied=False, score_token=token_of(checkpoint.folder, "yes"))
+    if config.tied and has_other_head(checkpoint):
+        log.warning(f"not tied: {HEAD} differs from the embedding")
+        return msgspec.structs.replace(config, tied=False)
+    if tasks == ("embed",) and HEAD not in checkpoint.names:
+        return msgspec.structs.replace(config, tied=True)  # it has no head, and needs none
+    return config
 
 
 def _weight_store(platform: Platform, keeper: WeightKeeper | None) -> WeightStore | None:

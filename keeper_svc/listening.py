@@ -10,6 +10,7 @@ from types import TracebackType
 
 from common.errors import KeeperError
 from common.keeper_socket import check_folder, require_linux
+from common.socket_path import SocketPath
 
 BACKLOG = 64
 
@@ -66,7 +67,8 @@ class Listening:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         umask = os.umask(0o177)  # there is one thread yet
         try:
-            listener.bind(str(self._path))
+            with SocketPath(self._path) as place:
+                listener.bind(place.path)
         except OSError as error:
             listener.close()
             raise KeeperError(f"{self._path}: {error.strerror or error}") from error
@@ -77,10 +79,10 @@ class Listening:
         return listener
 
     def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe, SocketPath(self._path) as place:
             probe.setblocking(False)
             try:
-                probe.connect(str(self._path))
+                probe.connect(place.path)
             except BlockingIOError:  # its backlog is full
                 return True
             except OSError:

@@ -11,6 +11,7 @@ import click
 RETENTION_DAYS = 30.0
 DAY_S = 86_400.0
 LIMIT_MB = 10_000  # of one API key
+WORKER_SOCKET = "worker.sock"  # of the background worker, in the store's folder
 MEGABYTE = 2**20
 
 

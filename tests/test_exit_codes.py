@@ -274,3 +274,42 @@ def test_the_scheduler_ends_with_it_and_one_line(tmp_path, held, code, said):
         journal.close()
     assert done.returncode == code
     assert re.fullmatch(f"baton-scheduler: journal .*{said}.*\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "proxy", "said"),
+    [
+        ("owner/name", "socks://127.0.0.1:9", r"Unknown scheme .*'socks://127\.0\.0\.1:9'.*; see ALL_PROXY, .*"),
+        ("owner/name", "socks5://127.0.0.1:9", r".*'socksio' package .*; see ALL_PROXY, .*"),
+        ("no owner/a name", "", r"Repo id .*"),
+    ],
+)
+def test_what_keeps_the_hub_from_being_asked_is_said_in_one_line(model, proxy, said):
+    """Not only what its library raises on purpose."""
+    command = [sys.executable, "-m", "scheduler_svc", "--model", model, "--port", "0", "--no-journal"]
+    environment = {name: text for name, text in os.environ.items() if not name.upper().endswith("_PROXY")}
+    environment |= {"ALL_PROXY": proxy, "HF_HUB_OFFLINE": "0"} if proxy else {}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_USAGE
+    assert re.fullmatch(
+        f"baton-scheduler: {model} is no folder here and cannot be fetched from the hub: {said}\n", done.stderr
+    )
+
+
+LONG = f"ipc:///tmp/{'x' * 120}/socket"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["scheduler_svc", "--port", "0", "--no-journal", "--executor-endpoint", LONG],
+        ["scheduler_svc", "--port", "0", "--no-journal", "--frontend-endpoint", LONG],
+        ["executor_svc", "--no-keep", "--scheduler", LONG],
+    ],
+    ids=["executors", "frontends", "executor"],
+)
+def test_an_endpoint_that_is_too_long_for_a_socket_is_said_in_one_line(command):
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_USAGE
+    assert "the endpoint's path has 132 bytes, the limit of a socket's is 107" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

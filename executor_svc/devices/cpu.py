@@ -9,7 +9,7 @@ from common.errors import BatonError
 from common.logging import get_logger
 from common.plan import ExecutorLimits
 from executor_svc.devices.cpu_kernels import CppBackend, CppKernels, CppPacking
-from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
+from executor_svc.devices.cpu_share import own_cpus, own_num_threads
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.devices.memfd_weights import MemfdWeights
 from executor_svc.devices.platform import PlatformDefaults
@@ -32,7 +32,7 @@ class CpuPlatform:
     """The CPUs that this process may use.
 
     Args:
-        threads: to compute with; None is one for each CPU, or as many as a container's quota pays for.
+        threads: to compute with; None is one for each CPU, or as many as a quota pays for.
         pin_threads: see `ExecutorOptions`; the threads of plain torch are never bound.
         int8: quantize linear layers.
     """
@@ -43,7 +43,7 @@ class CpuPlatform:
 
     def __init__(self, threads: int | None = None, *, pin_threads: bool = False, int8: bool = False) -> None:
         cpus = own_cpus()
-        self._threads = threads or min(len(cpus), cgroup_cpus() or len(cpus))
+        self._threads = threads or own_num_threads()
         # With fewer threads than CPUs, other executors may use the rest: the system places the threads better.
         self._cpus_to_pin = cpus if pin_threads and self._threads == len(cpus) else []
         self._int8 = int8

@@ -1,10 +1,9 @@
-"""Which CPUs a process may compute on."""
+"""Which CPUs a process may compute on, and with how many threads."""
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
+from common.cgroups import paid_cpus
 
 
 def own_cpus(environment: Mapping[str, str] = os.environ) -> list[int]:
@@ -13,23 +12,15 @@ def own_cpus(environment: Mapping[str, str] = os.environ) -> list[int]:
     With more ranks than CPUs each rank gets one, which other ranks use too.
     """
     cpus = sorted(os.sched_getaffinity(0))
-    ranks, rank = int(environment.get("LOCAL_WORLD_SIZE", "1")), int(environment.get("LOCAL_RANK", "0"))
+    ranks, rank = _num_ranks(environment), int(environment.get("LOCAL_RANK", "0"))
     each = len(cpus) // ranks
     return cpus[rank * each : (rank + 1) * each] or [cpus[rank % len(cpus)]]
 
 
-def cgroup_cpus(cgroup_root: Path = _CGROUP_ROOT) -> int | None:
-    """CPUs' worth of time that the container's quota gives (cgroup v2, v1), rounded down, but 1 at least; None for all.
+def own_num_threads(environment: Mapping[str, str] = os.environ) -> int:
+    """How many threads to compute with: one for each of `own_cpus`, or as many as a rank's share of a quota pays."""
+    return paid_cpus(len(own_cpus(environment)), _num_ranks(environment))
 
-    With more threads than that, the system would stop all of them whenever the quota is used up.
-    """
-    try:
-        quota, period = (cgroup_root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota, period = ((cgroup_root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return None
-    if not quota.strip().isdigit():  # `max`, or -1
-        return None
-    return max(1, int(quota) // int(period))
+
+def _num_ranks(environment: Mapping[str, str]) -> int:
+    return int(environment.get("LOCAL_WORLD_SIZE", "1"))

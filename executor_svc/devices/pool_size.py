@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from common.cgroups import memory_room
 from common.errors import BatonError
 from executor_svc.model.attention import KVGeometry
 
 _GIB = 2**30
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class PoolTooSmall(BatonError):
@@ -69,37 +68,13 @@ def choose_max_model_len(requested: int | None, model_limit: int, num_blocks: in
     return requested
 
 
-def available_memory(meminfo: Path = _MEMINFO, cgroup_root: Path = _CGROUP_ROOT) -> int:
-    """Bytes this process could take now without swapping: of the machine, and of its container (cgroup v2, v1).
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes this process could take now without swapping: of the machine, and of its control groups.
 
-    Clean page cache counts as available, as in Kubernetes' working set: reading the weights has just filled it.
+    Args:
+        root: folder with proc and sys.
     """
-    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    fields = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    for folder, limit_file, usage_file, cache_field in (
-        (cgroup_root, "memory.max", "memory.current", "inactive_file"),
-        (cgroup_root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit, usage = _read_bytes(folder / limit_file), _read_bytes(folder / usage_file)
-        if limit is not None and usage is not None:
-            used = max(0, usage - _read_field(folder / "memory.stat", cache_field))
-            available = min(available, max(0, limit - used))
-    return available
-
-
-def _read_bytes(path: Path) -> int | None:
-    """The number in a cgroup file; None if there is no such file or no limit (`max`)."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _read_field(path: Path, field: str) -> int:
-    """A number in a cgroup's statistics; 0 if there is none."""
-    try:
-        statistics = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
-    except OSError:
-        return 0
-    return int(statistics.get(field, 0))
+    room = memory_room(root)
+    return available if room is None else min(available, room)

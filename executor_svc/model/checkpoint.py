@@ -24,6 +24,9 @@ INDEX_FILE = "model.safetensors.index.json"
 READABLE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES_SHOWN = 10
 _BASE = "model."  # what a model with a head calls the rest of it
+_DERIVED = "rotary_emb.inv_freq"  # older checkpoints have these beside the weights
+_ROWS_AT_ONCE = 4096
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -66,7 +69,8 @@ class Checkpoint:
             self._being_hashed: deque[Future[bytes]] = deque()
             on_error.pop_all()
         has_head = any(name.startswith((_BASE, "lm_head.")) for name in self._source)
-        self._stored_names = {(name if has_head else _BASE + name): name for name in self._source}
+        stored = [name for name in self._source if not name.endswith(_DERIVED)]
+        self._stored_names = {(name if has_head else _BASE + name): name for name in stored}
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -77,7 +81,7 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """Names of the tensors in all files, sorted."""
+        """Names of the tensors in all files, sorted, without those that follow from the configuration."""
         return sorted(self._stored_names)
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
@@ -116,14 +120,26 @@ def stored_dtype(checkpoint: Checkpoint, config: Qwen3Config) -> torch.dtype:
         CheckpointError: it is not one that can be computed in.
     """
     by_name = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    name = "model.embed_tokens.weight"
-    if not config.dtype and name in checkpoint.names:
-        found, table = checkpoint.header(name)[1], READABLE_DTYPES
+    if not config.dtype and EMBEDDING in checkpoint.names:
+        found, table = checkpoint.header(EMBEDDING)[1], READABLE_DTYPES
     else:
         found, table = config.dtype, by_name
     if found not in table:
         raise CheckpointError(f"the checkpoint's dtype is {found!r}; float32, bfloat16 and float16 can be served")
     return table[found]
+
+
+def has_other_head(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint holds a head with other values than its embedding table: then it is not tied, whatever its
+    configuration says. A copy is read for that."""
+    if not {EMBEDDING, HEAD} <= {*checkpoint.names}:
+        return False
+    (shape, dtype), (other_shape, other_dtype) = checkpoint.header(EMBEDDING), checkpoint.header(HEAD)
+    if shape != other_shape or not {dtype, other_dtype} <= READABLE_DTYPES.keys():
+        return True
+    table, head = checkpoint.read(EMBEDDING), checkpoint.read(HEAD)
+    parts = (slice(start, start + _ROWS_AT_ONCE) for start in range(0, shape[0], _ROWS_AT_ONCE))
+    return any(not torch.equal(table[part].float(), head[part].float()) for part in parts)
 
 
 def stored_files(folder: Path) -> dict[Path, set[str] | None]:

@@ -11,6 +11,7 @@ from executor_svc.model.packing import MatrixShape
 from executor_svc.model.sharding import Shard
 
 Slices = tuple[slice | int, ...]
+SCORE = "score.weight"  # of a classifier, in place of the head
 
 
 class Role(Enum):
@@ -73,7 +74,9 @@ def parameters(config: Qwen3Config, shard: Shard, *, has_head: bool = True) -> l
     """All parameters of a rank, in the order in which a step needs them; `has_head`: see `WeightLayout`."""
     table = _table("embedding", "model.embed_tokens.weight", config, shard)
     head = replace(table, name="head", stored=(), role=Role.MATRIX, same_as="embedding")
-    if not config.tied:
+    if config.score_token is not None:
+        head = _score_head(config.score_token, config.hidden_size, shard)
+    elif not config.tied:
         head = replace(_table("head", "lm_head.weight", config, shard), role=Role.MATRIX)
     layers = [parameter for index in range(config.num_layers) for parameter in _layer(config, shard, index)]
     return [table, *layers, _whole("norm", "model.norm.weight", config.hidden_size), replace(head, kept=has_head)]
@@ -84,6 +87,14 @@ def _table(name: str, stored_name: str, config: Qwen3Config, shard: Shard) -> Pa
     vocab = slice(shard.vocab.start, shard.vocab.stop)
     stored = StoredTensor(stored_name, (config.vocab_size, config.hidden_size), (vocab,), (slice(rows),))
     return Parameter(name, (shard.vocab_size, config.hidden_size), (stored,), padding=rows)
+
+
+def _score_head(token: int, hidden: int, shard: Shard) -> Parameter:
+    """Zeros but for the row of one token, which is a classifier's only label."""
+    row, is_here = token - shard.vocab.start, token in shard.vocab
+    target = slice(row, row + 1) if is_here else slice(0)
+    stored = StoredTensor(SCORE, (1, hidden), (slice(int(is_here)),), (target,))
+    return Parameter("head", (shard.vocab_size, hidden), (stored,), Role.MATRIX, padding=0)
 
 
 def _layer(config: Qwen3Config, shard: Shard, index: int) -> Iterator[Parameter]:

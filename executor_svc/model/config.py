@@ -1,13 +1,13 @@
 """A checkpoint's config.json, reduced to what serving needs and checked against what is supported."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from common.errors import CheckpointError
 from common.messages import MAX_HIDDEN_SIZE
-from common.model_reading import read_model_json
+from common.model_reading import read_model_json, whole_numbers
 from common.tokenizer_file import MAX_VOCAB_SIZE
 
 MOE = "qwen3_moe"
@@ -81,6 +81,7 @@ class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
         max_positions: positions a sequence may have, those yarn adds included.
         tied: whether the output projection is the embedding table.
         dtype: what the checkpoint says it is stored as; empty if it does not say.
+        score_token: of a classifier with one label, the token whose logit its score is; the logits of others are 0.
     """
 
     vocab_size: int
@@ -97,6 +98,7 @@ class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
     attention_bias: bool
     rope: RopeConfig
     dtype: str
+    score_token: int | None = None
 
 
 class _RopeJson(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +112,10 @@ class _RopeJson(msgspec.Struct, frozen=True, kw_only=True):
     beta_slow: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
-    truncate: bool = True
-    partial_rotary_factor: float = 1.0
+    truncate: bool | None = True  # transformers takes null for false
+    partial_rotary_factor: float | None = None
+    full_attention: dict[str, Any] | None = None  # what is so named is of the layers of one kind
+    sliding_attention: dict[str, Any] | None = None
 
 
 class _ConfigJson(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +141,7 @@ class _ConfigJson(msgspec.Struct, frozen=True, kw_only=True):
     rope_theta: float | None = None
     rope_scaling: _RopeJson | None = None
     rope_parameters: _RopeJson | None = None
+    partial_rotary_factor: float | None = None
     quantization_config: dict[str, Any] | None = None
     num_experts: int | None = None
     num_local_experts: int | None = None  # the name of num_experts since transformers 5
@@ -164,11 +169,11 @@ def read_config(folder: Path) -> Qwen3Config:
     if model_type not in ("qwen3", MOE):  # before other fields: those of another model mean nothing here
         raise CheckpointError(f"{path} has model_type {model_type!r:.80}; only 'qwen3' and {MOE!r} can be served")
     try:
-        raw = msgspec.convert(content, _ConfigJson)
+        raw = msgspec.convert(_said(content), _ConfigJson)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{path} is not a Qwen3 configuration: {error}") from error
     _check_limits(path, raw)
-    rope_json = raw.rope_parameters or raw.rope_scaling or _RopeJson()
+    rope_json = raw.rope_scaling or raw.rope_parameters or _RopeJson()
     unsupported = _unsupported(raw, rope_json)
     if unsupported:
         raise CheckpointError(f"{path} asks for what is not supported: {'; '.join(unsupported)}")
@@ -188,10 +193,17 @@ def read_config(folder: Path) -> Qwen3Config:
         tied=raw.tie_word_embeddings,
         attention_bias=raw.attention_bias,
         rope=rope,
-        dtype=raw.dtype or raw.torch_dtype or "",
+        dtype=(raw.dtype or raw.torch_dtype or "").removeprefix("torch."),
     )
     _check_sizes(path, config)
     return config
+
+
+def _said(content: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with whole numbers, and without nulls and empty objects: fields with defaults have these then.
+    Only a `head_dim` that is null says something else than none."""
+    said = {name: value for name, value in content.items() if value not in (None, {}) or name == "head_dim"}
+    return cast(dict[str, Any], whole_numbers(said))
 
 
 def _check_limits(path: Path, raw: _ConfigJson) -> None:
@@ -229,8 +241,16 @@ def _unsupported(raw: _ConfigJson, rope: _RopeJson) -> list[str]:
         found.append(f"rope type {rope_type!r} (only 'default' and 'yarn')")
     if rope_type == "yarn" and rope.factor is None:
         found.append("yarn without a factor")
-    if rope.partial_rotary_factor != 1.0:
-        found.append(f"partial_rotary_factor {rope.partial_rotary_factor} (only 1)")
+    if (factor := rope.partial_rotary_factor or raw.partial_rotary_factor or 1.0) != 1.0:
+        found.append(f"partial_rotary_factor {factor} (only 1)")
+    if rope.full_attention or rope.sliding_attention:
+        found.append("rope parameters of single kinds of layers")
+    left_out = raw.rope_parameters if raw.rope_scaling is not None else None
+    if left_out is not None and left_out.rope_theta and not (rope.rope_theta or raw.rope_theta):
+        found.append(
+            f"rope_scaling, which takes the place of rope_parameters, without their rope_theta {left_out.rope_theta:g} "
+            "(write all of it into rope_parameters)"
+        )
     return found
 
 
@@ -272,7 +292,7 @@ def _rope(raw: _ConfigJson, rope: _RopeJson) -> RopeConfig:
         beta_slow=rope.beta_slow or 1.0,
         mscale=rope.mscale,
         mscale_all_dim=rope.mscale_all_dim,
-        truncate=rope.truncate,
+        truncate=bool(rope.truncate),
     )
 
 

@@ -37,8 +37,9 @@ def choose_tasks(folder: Path, asked: Iterable[str] = ()) -> tuple[Task, ...]:
 
     Args:
         folder: of the model.
-        asked: by the operator; if none is, an embedding model takes `embed`, and any other `generate`. No folder tells
-            that its model is a reranker, so `score` has to be asked for.
+        asked: by the operator; if none is, an embedding model takes `embed`, a classifier `score`, and any other
+            `generate`. Of a reranker that says "yes" or "no" no folder tells that it is one, so `score` has to be asked
+            for.
 
     Raises:
         CheckpointError: it is to take `embed`, and its folder says that its embeddings are made in another way than of
@@ -48,7 +49,10 @@ def choose_tasks(folder: Path, asked: Iterable[str] = ()) -> tuple[Task, ...]:
     has_pooling = any(module.kind == "Pooling" for module in modules)
     architectures = (read_model_json(folder / "config.json", _Architectures) or _Architectures()).architectures or []
     is_embedder = has_pooling or any(name.endswith("Model") for name in architectures)
-    chosen = set(asked) or ({"embed"} if is_embedder else {"generate"})
+    is_classifier = any(name.endswith("ForSequenceClassification") for name in architectures)
+    chosen = set(asked) or {"embed" if is_embedder else "score" if is_classifier else "generate"}
+    if is_classifier and "generate" in chosen:
+        raise CheckpointError(f"{folder} has a classifier, which generates nothing: take it with --task score")
     if "embed" in chosen:
         _check_modules(folder, modules)
     return tuple(task for task in cast("tuple[Task, ...]", get_args(Task)) if task in chosen)

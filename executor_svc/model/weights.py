@@ -11,7 +11,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from executor_svc.model.checkpoint import Checkpoint, check_tensors
+from executor_svc.model.checkpoint import HEAD, Checkpoint, check_tensors
 from executor_svc.model.checkpoint_layout import Parameter, Role
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.packing import AS_IS, Matrix, Packing, TensorSpec
@@ -60,8 +60,8 @@ def read_weights(
         CheckpointError: tensors are missing, unexpected, of another shape than the configuration says, or stored in
             a dtype that is not supported (the message names them), or the ranks cannot share the model out.
     """
-    # A tied checkpoint may still hold lm_head.weight, as a copy; transformers ignores it too.
-    names = [name for name in checkpoint.names if not (layout.config.tied and name == "lm_head.weight")]
+    # A tied checkpoint may still hold a head, as a copy (`has_other_head`).
+    names = [name for name in checkpoint.names if not (layout.config.tied and name == HEAD)]
     check_tensors(checkpoint, names, layout.parameters)
     reading = _Reading(checkpoint, layout, device, group, new, names)
     for parameter in layout.parameters:
@@ -150,6 +150,7 @@ def _shared(own: dict[int, Future[bytes]], num_names: int, device: torch.device,
 def identity(config: Qwen3Config) -> bytes:
     """The part of the configuration that decides the tokens, as canonical JSON."""
     fields = msgspec.to_builtins(config)
-    for irrelevant in ("dtype", "max_positions"):
+    absent = () if config.score_token is not None else ("score_token",)  # as before there were any
+    for irrelevant in ("dtype", "max_positions", *absent):
         del fields[irrelevant]
     return msgspec.json.encode(fields, order="deterministic")

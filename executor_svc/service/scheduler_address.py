@@ -4,11 +4,19 @@ import re
 from pathlib import Path
 
 from common.errors import BatonError
+from common.socket_path import endpoint_fault
 
 FILE_PREFIX = "file:"
-ENDPOINT = re.compile(r"tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:.]+\]:\d{1,5}|ipc://.+")
+_ENDPOINT = re.compile(r"tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:.]+\]:\d{1,5}|ipc://.+")
 
 _MAX_BYTES = 1024
+
+
+def why_no_endpoint(text: str) -> str | None:
+    """Say so if a text names no endpoint that can be connected to."""
+    if not _ENDPOINT.fullmatch(text):
+        return f"{text[:100]!r} is no endpoint such as tcp://127.0.0.1:5555"
+    return endpoint_fault(text)
 
 
 class AddressFileError(BatonError):
@@ -51,6 +59,6 @@ def _read(path: Path) -> str:
             text = file.read(_MAX_BYTES).decode(errors="replace").strip()
     except OSError as error:
         raise AddressFileError(f"{path} cannot be read: {error.strerror}") from error
-    if not ENDPOINT.fullmatch(text):
-        raise AddressFileError(f"{path} says {text[:100]!r}, which is no endpoint such as tcp://127.0.0.1:5555")
+    if (fault := why_no_endpoint(text)) is not None:
+        raise AddressFileError(f"{path}: {fault}")
     return text

@@ -28,7 +28,8 @@ class ChildProcess:
         fds: descriptors that it inherits.
 
     Attributes:
-        refusal: what its first process ended with, if that says that only a change of configuration helps.
+        refusal: what its last process ended with, if that says that only a change of configuration helps; None once
+            another one runs.
     """
 
     def __init__(self, events: ChildEvents, command: Sequence[str], fds: Sequence[int]) -> None:
@@ -46,6 +47,11 @@ class ChildProcess:
         return None if self._process is None else self._process.pid
 
     @property
+    def is_first_start(self) -> bool:
+        """Whether no second process was started yet."""
+        return self._num_started <= 1
+
+    @property
     def is_alive(self) -> bool:
         """Whether it runs."""
         return self._process is not None and self._process.poll() is None
@@ -59,13 +65,13 @@ class ChildProcess:
         if self._process is not None and (code := self._process.poll()) is not None:
             log.error(self._events.died, pid=self._process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
             self._process, self._start_at = None, now + RESTART_DELAY_S
-            if self._num_started == 1 and code in (EXIT_USAGE, EXIT_REJECTED):
-                self.refusal = code
+            self.refusal = code if code in (EXIT_USAGE, EXIT_REJECTED) else None
         if self._process is None and now >= self._start_at:
             self._start_at = now + RESTART_DELAY_S
             try:
                 self._process = subprocess.Popen(self._command, pass_fds=self._fds)
                 self._num_started += 1
+                self.refusal = None
             except (OSError, MemoryError, subprocess.SubprocessError) as error:
                 log.error(self._events.cannot_be_started, reason=str(error), restart_in_s=RESTART_DELAY_S)
 

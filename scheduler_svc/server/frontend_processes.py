@@ -44,7 +44,8 @@ class FrontendProcesses:
         self, count: int, listener: socket.socket, arguments: list[str], worker: WorkerStart | None = None
     ) -> None:
         frontend = _command("scheduler_svc.frontend", listener, arguments)
-        self._children = [ChildProcess(FRONTEND, frontend, [listener.fileno()]) for _ in range(count)]
+        self._frontends = [ChildProcess(FRONTEND, frontend, [listener.fileno()]) for _ in range(count)]
+        self._children = [*self._frontends]
         self._worker: ChildProcess | None = None
         self._worker_listener: socket.socket | None = None
         if worker is not None:
@@ -57,8 +58,11 @@ class FrontendProcesses:
 
     @property
     def refusal(self) -> int | None:
-        """What a frontend ended with at its first start, if it cannot start without a change of configuration."""
-        return next((child.refusal for child in self._children if child.refusal is not None), None)
+        """What a process ended with that cannot start without a change of configuration; None while another start is
+        worth a try: of a frontend that was there before, as long as others serve."""
+        refused = [child for child in self._children if child.refusal is not None]
+        is_last = all(child in refused for child in self._frontends)
+        return next((child.refusal for child in refused if child.is_first_start or is_last), None)
 
     def tick(self, now: float) -> None:
         """Start each process that is wanted and not running. Cheap; called every turn of the core."""

@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 from common.errors import BatonError
+from common.socket_path import endpoint_fault
 
 BACKLOG = 512
 TURNED_AWAY_AT_ONCE = 200  # in one call of `accept`
@@ -104,6 +105,8 @@ def _bind_tcp(address: str) -> socket.socket:
 def _bind_unix(address: str) -> socket.socket:
     if address.startswith("@"):
         return _listening(socket.socket(socket.AF_UNIX), "\0" + address[1:])
+    if (fault := endpoint_fault(f"ipc://{address}")) is not None:
+        raise ValueError(fault)
     path = Path(address)
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.stat().st_mode) and _is_abandoned(address):

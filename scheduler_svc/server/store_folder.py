@@ -11,12 +11,13 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from common.logging import get_logger
+from common.socket_path import SocketPath
 from scheduler_svc.store import batches, owners, responses
 from scheduler_svc.store.database import FILE_NAMES, require_trusted
 from scheduler_svc.store.errors import StoreDamaged, StoreError
 from scheduler_svc.store.open_store import OpenStore
 from scheduler_svc.store.store_clock import StoreClock
-from scheduler_svc.worker_socket import NAME, WorkerSocketPath
+from scheduler_svc.store_options import WORKER_SOCKET
 
 LOCK_NAME = "scheduler.lock"
 LOCK_TIMEOUT_S = 15.0  # for a scheduler that was killed a moment ago
@@ -117,18 +118,17 @@ def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
 
 def _listen(folder: Path) -> socket.socket:
     """A listening socket for this user alone."""
-    (folder / NAME).unlink(missing_ok=True)
+    path = folder / WORKER_SOCKET
+    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
-    place = WorkerSocketPath(folder)
     try:
-        listener.bind(place.path)
-        os.chmod(place.path, 0o600)  # what asks there is not asked for a key
+        with SocketPath(path) as place:
+            listener.bind(place.path)
+            os.chmod(place.path, 0o600)  # what asks there is not asked for a key
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise StoreError(f"{folder / NAME} cannot be made: {reason}; name another folder by --store") from error
-    finally:
-        place.close()
+        raise StoreError(f"{path} cannot be made: {reason}; name another folder by --store") from error
     listener.listen(BACKLOG)
     listener.setblocking(False)  # who looks whether there is a connection must not wait for one
     listener.set_inheritable(True)

@@ -48,8 +48,10 @@ def test_dead_children_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("code", [2, 78])
-def test_a_misconfigured_executor_is_not_tried_again(tmp_path, code):
-    with LocalFleet(fake_spec(executor_options=("--exit", str(code))), tmp_path) as fleet:
+@pytest.mark.parametrize("has_files", [True, False])
+def test_a_misconfigured_executor_is_not_tried_again(tmp_path, code, has_files):
+    """Its last words are the error's, whether its log is in a file or passed on."""
+    with LocalFleet(fake_spec(executor_options=("--exit", str(code))), tmp_path if has_files else None) as fleet:
         supervisor = Supervisor(fleet, pytest.fail)
         with pytest.raises(FleetError, match="no such thing") as caught:
             eventually(lambda: supervisor.poll() and False)
@@ -85,3 +87,9 @@ def test_a_fleet_that_was_never_ready_is_given_up(tmp_path, monkeypatch):
         with pytest.raises(FleetError, match="scheduler exited with code 1"):
             eventually(lambda: supervisor.poll() and False)
     assert len(lines) == 4, "two restarts, each announced and done"
+
+
+def test_an_executor_that_the_system_kills_is_said_to_take_too_much_memory(tmp_path):
+    with LocalFleet(fake_spec(scheduler_options=("--exit", "1")), tmp_path) as fleet:
+        error = fleet.failure(ChildEnd("executor-0", -signal.SIGKILL, uptime_s=3.0))
+    assert "executor-0 was killed by signal 9 (Killed); so the system ends what takes too much memory" in str(error)

@@ -1,6 +1,7 @@
 """`baton up` with fake services: what it starts, what it says, and how it ends."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from common.model_files import DEMO_MODEL_DIR
 from executor_svc.__main__ import main as executor_command
 from scheduler_svc.__main__ import main as scheduler_command
 from scheduler_svc.client.cli import main
@@ -249,3 +251,35 @@ def test_a_second_ctrl_c_kills(start_up):
     process.send_signal(signal.SIGINT)
     assert process.wait(5) == 130
     eventually(lambda: not is_running(pid))
+
+
+def remove_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def spoil_recommendation(folder):
+    (folder / "generation_config.json").write_text('{"top_p": 0}')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "reason"),
+    [
+        (spoil_recommendation, [], "generation_config.json recommends top_p 0: "),
+        (remove_weights, [], "has neither model.safetensors nor model.safetensors.index.json"),
+        (None, ["--pooling-model", "score=/nowhere"], "baton-scheduler: there is no folder /nowhere"),
+        (None, ["--max-model-len", "1000000"], "baton-executor: --max-model-len is 1000000, the model takes 2048"),
+        (None, ["--kv-cache-memory", "1000000"], "baton-executor: the KV pool of "),
+    ],
+    ids=["frontend", "executor", "scheduler", "length", "memory"],
+)
+def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reason):
+    """Real services: whichever of them says it, the reason is in the last lines, and nothing is started again."""
+    model = shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model")
+    if spoil is not None:
+        spoil(model)
+    command = [sys.executable, "-m", "scheduler_svc.client.cli", "up", *ports(), "--model", str(model), "--no-keep"]
+    command += ["--no-journal", "--no-store", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert reason in ended.stderr.rpartition("Error: ")[2], ended.stderr
+    assert "started again" not in ended.stderr

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from common.errors import CheckpointError
 from common.model_files import DEMO_MODEL_DIR
 from executor_svc.model.config import MoeConfig, RopeConfig, read_config
+from executor_svc.model.rope import inverse_frequencies
 
 # The fields of Qwen/Qwen3-32B's config.json as published, in the layout from before transformers 5.
 QWEN3_32B = {
@@ -130,6 +134,58 @@ def test_yarn_in_both_layouts(tmp_path: Path, key: str, type_key: str) -> None:
     assert config.max_positions == 131072
 
 
+DEFAULT = {"rope_type": "default", "rope_theta": 1e6}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": YARN},
+        {"rope_parameters": DEFAULT, "rope_scaling": YARN},
+        {"rope_parameters": DEFAULT, "rope_scaling": {**YARN, "rope_theta": 7e6}},
+        {"rope_parameters": {**YARN, "rope_theta": 2e6}, "rope_scaling": {"rope_type": "default"}},
+        {"rope_parameters": DEFAULT, "rope_scaling": {}},
+        {"rope_parameters": DEFAULT, "rope_scaling": None},
+        {"rope_parameters": {**YARN, "rope_theta": 2e6}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_scaling": {"type": "yarn", "factor": 2}},
+        {"rope_scaling": {**YARN, "type": "default"}},
+        {"rope_scaling": {**YARN, "truncate": None, "beta_fast": None, "mscale": None}},
+        {"rope_scaling": {**YARN, "original_max_position_embeddings": 32768.0}},
+        {},
+    ],
+    ids=str,
+)
+def test_the_rope_is_that_of_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Whichever of the two names has it, and where both do: people add the old one to a file of the new layout."""
+    rope = read_config(write(tmp_path, **changes)).rope
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    assert (rope.rope_type, rope.theta) == tuple(theirs.rope_parameters[key] for key in ("rope_type", "rope_theta"))
+    if rope.rope_type == "yarn":
+        expected, expected_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+        frequencies, factor = inverse_frequencies(rope, 128)
+        torch.testing.assert_close(frequencies, expected, atol=0, rtol=0)
+        assert factor == expected_factor
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 5120.0, "num_attention_heads": 64.0, "max_position_embeddings": 40960.0},
+        {"tie_word_embeddings": None, "attention_bias": None, "hidden_act": None, "rms_norm_eps": None},
+        {"use_sliding_window": None, "max_window_layers": None, "rope_scaling": None, "decoder_sparse_step": None},
+        {"partial_rotary_factor": 1.0},
+        {"torch_dtype": "torch.bfloat16"},
+        {"torch_dtype": None, "dtype": "torch.bfloat16"},
+    ],
+    ids=str,
+)
+def test_another_spelling_of_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
+    expected = read_config(write(tmp_path))
+    assert read_config(write(tmp_path, **changes)) == expected
+
+
 def test_demo_model() -> None:
     assert read_config(DEMO_MODEL_DIR).tied
 
@@ -156,6 +212,13 @@ def test_demo_model() -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope type 'llama3' (only 'default' and 'yarn')"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "yarn without a factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 (only 1)"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 (only 1)"),
+        ({"rope_parameters": {"full_attention": DEFAULT}}, "rope parameters of single kinds of layers"),
+        (
+            {"rope_parameters": DEFAULT, "rope_scaling": YARN, "rope_theta": None},
+            "rope_scaling, which takes the place of rope_parameters, without their rope_theta 1e+06",
+        ),
+        ({"hidden_size": 5120.5}, "Expected `int`, got `float` - at `$.hidden_size`"),
         ({"hidden_act": "gelu", "num_experts": 8}, "hidden_act 'gelu' (only 'silu'); a mixture of 8 experts"),
         ({"num_key_value_heads": 7}, "64 attention heads, not a multiple of its 7 KV heads"),
         ({"head_dim": 127}, "head_dim 127; rotary embedding needs an even one"),

@@ -14,7 +14,7 @@ import torch
 from common.errors import BatonError
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.devices.cpu_kernels import CppBackend, CppKernels
-from executor_svc.devices.cpu_share import cgroup_cpus, own_cpus
+from executor_svc.devices.cpu_share import own_cpus
 from executor_svc.devices.torch_kernels import TorchBackend
 from executor_svc.model.attention import KVGeometry
 from executor_svc.model.checkpoint import Checkpoint
@@ -277,21 +277,3 @@ def test_ranks_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_cpus({}) == [1, 2, 3, 4, 5]
     assert [own_cpus({"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": rank}) for rank in "01"] == [[1, 2], [3, 4]]
     assert own_cpus({"LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "7"}) == [3]
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "350000 100000\n"}, 3),
-        ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
-    ],
-)
-def test_a_containers_quota(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert cgroup_cpus(tmp_path) == expected

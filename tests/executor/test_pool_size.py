@@ -59,22 +59,17 @@ def test_max_model_len() -> None:
 
 
 def test_available_memory_respects_the_container(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       16000000 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       0\n")
-    cgroup = tmp_path / "cgroup"
-    (cgroup / "memory").mkdir(parents=True)
-    assert available_memory(meminfo, cgroup) == 8 * GIB
-    (cgroup / "memory.max").write_text("max\n")
-    (cgroup / "memory.current").write_text("123\n")
-    assert available_memory(meminfo, cgroup) == 8 * GIB
-    (cgroup / "memory.max").write_text(f"{3 * GIB}\n")
-    (cgroup / "memory.current").write_text(f"{1 * GIB}\n")
-    assert available_memory(meminfo, cgroup) == 2 * GIB
-    (cgroup / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 2}\n")
-    assert available_memory(meminfo, cgroup) == 2.5 * GIB
-    (cgroup / "memory/memory.limit_in_bytes").write_text(f"{2 * GIB}\n")
-    (cgroup / "memory/memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
-    assert available_memory(meminfo, cgroup) == 0
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(
+        "MemTotal:       16000000 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       0\n"
+    )
+    assert available_memory(tmp_path) == 8 * GIB
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    for limit, expected in ((9, 8), (3, 2)):
+        (group / "memory.max").write_text(f"{limit * GIB}\n")
+        (group / "memory.current").write_text(f"{1 * GIB}\n")
+        assert available_memory(tmp_path) == expected * GIB
 
 
 def test_this_machine() -> None:

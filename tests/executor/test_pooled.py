@@ -4,15 +4,18 @@ cached; and a step computes no other logits for them."""
 import json
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import Qwen3ForSequenceClassification
 
 from common import messages as m
 from common.errors import CheckpointError
@@ -444,3 +447,63 @@ def test_broken_descriptions_are_refused(embedder: Path) -> None:
     shutil.rmtree(embedder / "1_Pooling")
     with pytest.raises(CheckpointError, match=r"which modules\.json names"):
         choose_tasks(embedder)
+
+
+def write_tokenizer(folder: Path, words: dict[int, str]) -> None:
+    vocab = {words.get(i, f"t{i}"): i for i in range(VOCAB_SIZE)}
+    decoder = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    content = {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "decoder": decoder}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def classifier(checkpoint: Make, tmp_path: Path) -> Callable[[int], Path]:
+    """Save a classifier with so many labels, as people make rerankers of one."""
+
+    def make(num_labels: int) -> Path:
+        torch.manual_seed(5)
+        kind = Qwen3ForSequenceClassification
+        model = kind.from_pretrained(checkpoint(**MODEL), num_labels=num_labels, dtype=torch.float32)
+        model.save_pretrained(tmp_path)
+        write_tokenizer(tmp_path, {3: "no", 7: "yes"})
+        return tmp_path
+
+    return make
+
+
+@torch.inference_mode()
+def test_a_classifiers_label_is_the_difference_of_yes_and_no(classifier: Callable[[int], Path]) -> None:
+    """So that the probability of a "yes", as frontends ask for it, is the sigmoid of the score."""
+    folder = classifier(1)
+    prompt = [5, 6, 7, 8]
+    model = Qwen3ForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    model.config.pad_token_id = 0
+    score = model(torch.tensor([prompt])).logits.item()
+    runner, limits = start(folder, **OPTIONS | {"tasks": ()})
+    assert limits.tasks == ("score",)
+    result = launch(runner, limits, [Row(0, prompt, 4, [3], sampled=False, pooled=(3, 7))])
+    assert result.pooled.tolist() == near([0.0, score])
+    with pytest.raises(CheckpointError, match="a classifier, which generates nothing: take it with --task score"):
+        start(folder, **OPTIONS)
+
+
+def test_a_classifier_that_cannot_be_served_is_refused(classifier: Callable[[int], Path]) -> None:
+    with pytest.raises(CheckpointError, match=r"score\.weight has 2 labels, and only a classifier of one label"):
+        start(classifier(2), **OPTIONS | {"tasks": ()})
+    folder = classifier(1)
+    write_tokenizer(folder, {})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has no token 'yes'"):
+        start(folder, **OPTIONS | {"tasks": ()})
+
+
+def test_the_ranks_share_a_classifier(classifier: Callable[[int], Path]) -> None:
+    folder = classifier(1)
+    config = msgspec.structs.replace(read_config(folder), tied=False, score_token=7)
+    with Checkpoint(folder) as opened:
+        for rank in range(2):
+            shard = Shard.of(config, rank, 2)
+            layout = WeightLayout(config, shard, torch.float32)
+            weights, _ = read_weights(opened, layout, CPU, SINGLE_RANK, new_in_process(CPU))
+            head = weights.matrix("head").parts["weight"]
+            rows = head.abs().sum(1).nonzero().flatten().tolist()
+            assert rows == [7 - shard.vocab.start] * (7 in shard.vocab)

@@ -13,15 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common.errors import CheckpointError
-from executor_svc.model.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, stored_dtype
+from executor_svc.model.checkpoint import EMBEDDING, HEAD, INDEX_FILE, SINGLE_FILE, Checkpoint, stored_dtype
 from executor_svc.model.config import read_config
 from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.source_key import source_key
 from executor_svc.model.weights import load_weights
+from executor_svc.options import ExecutorOptions
+from executor_svc.startup import start_executor
 from tests.executor.conftest import Make
+from tests.executor.harness import Driver, start
 from tests.executor.ranks import in_threads
-from tests.support.checkpoints import EXPERTS
+from tests.support.checkpoints import EXPERTS, reference_greedy
 
 Edit = Callable[[dict[str, torch.Tensor]], object]
 
@@ -148,10 +151,49 @@ def test_shards_put_together_are_the_whole(checkpoint: Make, size: int) -> None:
     assert all((layer_of(part, 1).router == layer_of(whole, 1).router).all() for part in parts)
 
 
-def test_tied_head_is_the_embedding_even_if_a_copy_is_stored(edited: Callable[[Edit], Path]) -> None:
-    folder = edited(lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}))
-    weights, _ = load(folder)
-    assert weights.matrix("head").parts["weight"] is weights.tensor("embedding")
+def fingerprint_of(folder: Path) -> str:
+    return start_executor(
+        ExecutorOptions(model=str(folder), threads=1, dtype="float32", num_blocks=8)
+    ).hello.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("edit", "is_tied"),
+    [
+        (torch.clone, True),
+        (lambda table: table.flip(0), False),
+        (lambda table: torch.cat([table[:-1], table[-1:] + 1e-3]), False),
+        (lambda table: table.bfloat16(), False),
+        (lambda table: table.char(), None),
+        (lambda table: table[:-1].clone(), None),
+    ],
+    ids=["copy", "another", "one row", "rounded", "unreadable", "shape"],
+)
+def test_a_stored_head_that_differs_from_the_embedding_is_the_head(
+    edited: Callable[[Edit], Path], checkpoint: Make, edit: Callable[[torch.Tensor], torch.Tensor], is_tied: bool | None
+) -> None:
+    """Whatever the configuration says, as transformers has it. A copy takes no memory and changes no fingerprint."""
+    folder = edited(lambda tensors: tensors.update({HEAD: edit(tensors[EMBEDDING])}))
+    if is_tied is None:
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight is "):
+            start(folder)
+        return
+    assert (fingerprint_of(folder) == fingerprint_of(checkpoint(preset="tiny", num_layers=2))) is is_tied
+    runner, limits = start(folder, num_blocks=64)
+    prompts = [[5, 6, 7], list(range(40))]
+    assert Driver(runner, limits).generate(prompts, 12) == [reference_greedy(folder, prompt, 12) for prompt in prompts]
+    if is_tied:
+        weights, _ = load(folder)
+        assert weights.matrix("head").parts["weight"] is weights.tensor("embedding")
+
+
+def test_frequencies_that_older_checkpoints_hold_are_left_out(edited: Callable[[Edit], Path], checkpoint: Make) -> None:
+    folder = edited(
+        lambda tensors: tensors.update(
+            {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in (0, 1)}
+        )
+    )
+    assert load(folder)[1] == load(checkpoint(preset="tiny", num_layers=2))[1]
 
 
 def test_fingerprint_is_of_content_not_of_layout(checkpoint: Make, edited: Callable[[Edit], Path]) -> None:

@@ -2,20 +2,22 @@
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
 from common import messages as m
 from common.errors import RequestRejected
-from common.wire import HEADER, Codec
+from common.wire import HEADER, MAX_MESSAGE_BYTES, Codec
 from scheduler_svc.frontend.link import core_link, queries
 from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
-from tests.frontend.links import HELLO_INTERVAL_S, in_event_loop, linked_core, running_link, submit, until
+from tests.frontend.links import HELLO_INTERVAL_S, PARAMS, in_event_loop, linked_core, running_link, submit, until
 from tests.support.eventually import eventually
 
 
@@ -107,6 +109,43 @@ async def test_a_core_that_is_silent(tmp_path: Path):
         await until(lambda: link.is_up)
         assert link.silent_s == 0
         queue.close()
+
+
+SPOILED = {
+    "parameter": {"params": msgspec.structs.replace(PARAMS, top_k=-1)},
+    "no number": {"params": msgspec.structs.replace(PARAMS, temperature=math.nan)},
+    "stop token": {"params": msgspec.structs.replace(PARAMS, stop_token_ids=(-1,))},
+    "constraint": {"params": msgspec.structs.replace(PARAMS, constraints=m.Constraints(repetition_penalty=0.0))},
+    "field": {"n": 1000},
+    "size": {"prompt": bytes(MAX_MESSAGE_BYTES)},
+}
+
+
+@pytest.mark.parametrize("spoiled", SPOILED.values(), ids=[*SPOILED])
+@in_event_loop
+async def test_what_the_core_could_not_read_is_refused_and_waits_for_nothing(tmp_path: Path, spoiled: dict):
+    """Whichever check let it pass. What was sent of the same answer before is cancelled, and others are served."""
+    async with linked_core(tmp_path, silence) as (core, link):
+        bad = msgspec.structs.replace(submit("bad"), **spoiled)
+        with pytest.raises(RequestRejected, match="could not read this request") as refused:
+            link.open([submit("good"), bad])
+        assert refused.value.code == "internal_error"
+        assert link.num_open == 0
+        await link.status()
+        assert [request.request_id for request in core.submits] == ["good"]
+        assert [cancel.request_id for cancel in core.cancels] == ["good"]
+        queue = link.open([submit("another")])
+        assert link.num_open == 1
+        queue.close()
+
+
+@in_event_loop
+async def test_a_question_that_the_core_could_not_read_is_not_waited_for(tmp_path: Path):
+    async with linked_core(tmp_path) as (_, link):
+        with pytest.raises(RequestRejected, match="could not read") as refused:
+            await asyncio.wait_for(link.drain("", finish=False), queries.QUERY_TIMEOUT_S / 2)
+        assert refused.value.code == "internal_error"
+        await link.status()
 
 
 async def read_to_the_end(queue, read=None):

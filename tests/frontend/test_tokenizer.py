@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import time
@@ -10,10 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from common.errors import CheckpointError, RequestRejected
 from common.model_files import DEMO_MODEL_DIR
 from common.model_reading import MAX_TEMPLATE_BYTES
+from scheduler_svc.frontend.requests.schemas import CompletionRequest
 from scheduler_svc.frontend.text.chat_template import MAX_SOURCE_CHARS
 from scheduler_svc.frontend.text.long_work import WORTH_A_THREAD, LongWork
 from scheduler_svc.frontend.text.tokenizer import MAX_GROWN_CHARS, SamplingDefaults, Tokenizer
@@ -103,7 +106,8 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(model_copy: Path, name: str
     ("name", "content", "fault"),
     [
         ("config.json", '{"vocab_size": 2147483648}', "has vocab_size 2147483648, allowed are 1 to 1048576"),
-        ("config.json", '{"hidden_size": 1e9}', "hidden_size"),
+        ("config.json", '{"hidden_size": 1e10}', "hidden_size"),
+        ("config.json", '{"hidden_size": 2.5}', "hidden_size"),
         ("config.json", '{"eos_token_id": -1}', "eos_token_id"),
         ("generation_config.json", '{"eos_token_id": [4294967296]}', r"has eos_token_id \[4294967296\]"),
         ("tokenizer_config.json", "[" * 200_000, "is nested too deeply"),
@@ -191,6 +195,28 @@ def test_sampling_defaults_are_the_models_or_openais(tmp_path):
         '{"temperature": 0.6, "top_k": 20, "min_p": null, "repetition_penalty": 1.05}'
     )
     assert Tokenizer(tmp_path).sampling_defaults == SamplingDefaults(0.6, 1.0, 20, 0.0, 1.05)
-    (tmp_path / "generation_config.json").write_text('{"top_p": 7}')
-    with pytest.raises(CheckpointError, match=r"generation_config.json recommends what cannot be done: .*top_p"):
-        Tokenizer(tmp_path)
+
+
+RECOMMENDED = {
+    "temperature": [0, 0.0, 0.6, 1, 2.0, 2.5, -0.1, True, "0.6", math.nan, math.inf],
+    "top_p": [0, 0.0, 0.001, 0.9, 1, 1.0, 1.0001, -1, False, "1", math.nan],
+    "top_k": [-2, -1, -1.0, 0, 20, 20.0, 20.5, 2**31 - 1, 2**31, True, "20", math.nan, math.inf],
+    "min_p": [-0.1, 0, 0.05, 1.0, 1.1, True, "0"],
+    "repetition_penalty": [0, 0.009, 0.01, 1.05, 100, 100.5, -1, True, "1.1", math.nan],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in RECOMMENDED.items() for value in values], ids=str
+)
+def test_what_a_model_recommends_is_checked_as_a_request_is(model_copy: Path, name: str, value: object):
+    """A whole number may be written as a float in a file. What is refused names the file and the key."""
+    (model_copy / "generation_config.json").write_text(json.dumps({name: value}))
+    asked = int(value) if name == "top_k" and value in (-1.0, 20.0) else value
+    try:
+        body = CompletionRequest.model_validate({"model": "m", "prompt": "x", name: asked})
+    except ValidationError:
+        with pytest.raises(CheckpointError, match=rf"generation_config\.json recommends {name} "):
+            Tokenizer(model_copy)
+    else:
+        assert getattr(Tokenizer(model_copy).sampling_defaults, name) == getattr(body, name)

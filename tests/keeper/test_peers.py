@@ -184,6 +184,25 @@ def test_where_the_socket_is(monkeypatch, folder):
     assert str(default_socket()) == f"/tmp/baton-{os.geteuid()}/keeper.sock"
 
 
+def test_a_runtime_folder_with_a_long_name(monkeypatch, folder, stack):
+    """A socket's own path has 107 bytes at most."""
+    place = folder / ("x" * 60) / ("y" * 60)
+    place.mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    path = default_socket()
+    assert path == place / "baton" / "keeper.sock"
+    command = [sys.executable, "-m", "keeper_svc"]
+    keeper = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
+    stack.callback(keeper.kill)
+    assert any("ready" in line for line in keeper.stderr)
+    connect_to_keeper(path, 5.0).close()
+    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (second.returncode, f"another keeper listens at {path}" in second.stderr) == (75, True)
+    keeper.terminate()
+    assert keeper.wait(20) == 0
+    assert not path.exists()
+
+
 @pytest.fixture
 def stack():
     with contextlib.ExitStack() as stack:

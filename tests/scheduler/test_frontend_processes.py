@@ -137,22 +137,39 @@ def test_an_address_that_stays_in_use_is_not_waited_for_for_ever(monkeypatch):
     addresses.listen("127.0.0.1", port).close()
 
 
-@pytest.mark.parametrize(
-    ("code", "restarts"), [(2, [2, None]), (78, [78, None]), (1, [None, None]), (75, [None, None])]
-)
-def test_a_frontend_that_cannot_start_without_a_change_is_said_once(code, restarts):
-    """At its first start: one that has served once is started again, whatever ends it."""
-    first = ChildProcess(FRONTEND, [sys.executable, "-c", f"import sys; sys.exit({code})"], [])
-    later = ChildProcess(FRONTEND, [sys.executable, "-c", "import sys; sys.exit(1)"], [])
-    for child in (first, later):
-        child.tick(0.0)
-        eventually(lambda child=child: not child.is_alive)
-        child.tick(1.0)
-    later._command = first._command
-    later.tick(1.0 + RESTART_DELAY_S)
-    eventually(lambda: not later.is_alive)
-    later.tick(5.0)
-    assert [first.refusal, later.refusal] == restarts
+@pytest.mark.parametrize(("code", "is_settled"), [(2, True), (78, True), (1, False), (75, False)])
+def test_a_frontend_that_cannot_start_without_a_change_is_the_services_end(code, is_settled):
+    """At once at its first start. Where it was there before, others that serve are not ended for it."""
+    refuses, serves = (
+        [sys.executable, "-c", f"import sys, time; {end}"] for end in (f"sys.exit({code})", "time.sleep(600)")
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        processes = FrontendProcesses(2, listener, [])
+        stack.callback(processes.kill)
+        first, second = processes._frontends
+
+        def ends(child, now):
+            eventually(lambda: not child.is_alive)
+            processes.tick(now)
+            return processes.refusal
+
+        first._command, second._command = refuses, serves
+        processes.tick(0.0)
+        assert ends(first, 0.1) == (code if is_settled else None)
+        first._command = serves
+        processes.tick(2.0)
+        assert processes.refusal is None
+        first._command = second._command = refuses
+        first.kill()
+        assert ends(first, 2.1) is None, "killed"
+        processes.tick(4.0)
+        assert ends(first, 4.1) is None, "the second one serves"
+        processes.tick(6.0)
+        second.kill()
+        assert ends(second, 6.1) is None
+        processes.tick(8.0)
+        ends(first, 8.1)
+        assert ends(second, 8.1) == (code if is_settled else None)
 
 
 def make_pipe(path):
@@ -179,8 +196,10 @@ def change_config(**changes):
         ("tokenizer.json", replace_thrice, "makes texts 4096 times as long"),
         ("tokenizer_config.json", make_pipe, "tokenizer_config.json is no regular file, but a pipe"),
         ("chat_template.jinja", lambda path: path.write_text("{% if %}"), "chat template cannot be compiled"),
+        ("generation_config.json", change_config(top_p=0), "generation_config.json recommends top_p 0: "),
+        ("generation_config.json", change_config(eos_token_id=-1), "generation_config.json has eos_token_id -1"),
     ],
-    ids=["vocabulary", "depth", "pipe", "growth", "pipe of a frontend", "template"],
+    ids=["vocabulary", "depth", "pipe", "growth", "pipe of a frontend", "template", "recommendation", "end"],
 )
 def test_a_folder_that_cannot_be_served_ends_the_scheduler(tmp_path, name, spoil, fault):
     """With exit code 2, whether the core or a frontend reads the file."""

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from common.socket_path import MAX_PATH_BYTES, SocketPath
 from scheduler_svc.__main__ import main
 from scheduler_svc.server import store_folder
 from scheduler_svc.server.store_folder import StoreFolder
 from scheduler_svc.store import responses
 from scheduler_svc.store.database import connect
 from scheduler_svc.store.errors import StoreError
-from scheduler_svc.worker_socket import MAX_PATH_BYTES, NAME, WorkerSocketPath
+from scheduler_svc.store_options import WORKER_SOCKET
 from tests.store.rows import response
 
 
@@ -22,7 +23,7 @@ def test_the_worker_is_found_however_long_the_folders_name_is(tmp_path: Path, de
     folder = tmp_path.joinpath(*["x" * 60] * depth)
     opened = StoreFolder(folder, durable=False)
     assert opened.listener.fileno() >= 0
-    place = WorkerSocketPath(folder)
+    place = SocketPath(folder / WORKER_SOCKET)
     assert len(place.path) <= MAX_PATH_BYTES
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(place.path)
@@ -34,7 +35,7 @@ def test_the_worker_is_found_however_long_the_folders_name_is(tmp_path: Path, de
     again = StoreFolder(folder, durable=False)  # the socket of the one before is no obstacle
     again.close()
     assert sorted(path.name for path in folder.iterdir() if path.suffix != ".db") == sorted(
-        ["scheduler.lock", "store.db.lock", "store.db.users", NAME]
+        ["scheduler.lock", "store.db.lock", "store.db.users", WORKER_SOCKET]
     )
 
 

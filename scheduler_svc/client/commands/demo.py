@@ -1,7 +1,6 @@
 """`baton demo`: executors go away in the middle of an answer, and the answer goes on."""
 
 import importlib.util
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from scheduler_svc.client.commands.executor_options import num_cpus
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.output import say
@@ -38,7 +38,7 @@ def command(ctx: click.Context, *, max_tokens: int) -> None:
       baton demo
     """
     port, executor_port = free_ports(2)
-    threads = max(1, (os.cpu_count() or 1) // 2)  # an executor that starts computes, too
+    threads = max(1, num_cpus() // 2)  # an executor that starts computes, too
     keeps = sys.platform == "linux"
     with tempfile.TemporaryDirectory(prefix="baton-demo-") as name:
         folder = Path(name)

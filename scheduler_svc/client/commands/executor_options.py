@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from common.cgroups import paid_cpus
 from scheduler_svc.client.processes.words import words
 
 _PASSED_ON = (  # to baton-executor, by the same name
@@ -98,5 +99,5 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def num_cpus() -> int:
-    """CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPUs this process may use, or as many as the quota of its control groups pays for."""
+    return paid_cpus(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

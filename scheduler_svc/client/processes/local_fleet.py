@@ -6,6 +6,8 @@ decides what to do about a child that died.
 
 import contextlib
 import http.client
+import re
+import signal
 import socket
 import sys
 import time
@@ -17,11 +19,15 @@ from typing import Self
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
 from scheduler_svc.client.processes.keeper import keeper_listens, parent_of, pool_holders
+from scheduler_svc.client.processes.log_tail import LogTail
 
 SCHEDULER = "scheduler"
 KEEPER = "keeper"
 STOP_TIMEOUT_S = 10.0
 
+_LOG_LINES = 15  # that are looked at when a child has ended
+_REASON_LINES = 5  # that say why, at most
+_INFORMATION = re.compile(r"""(\blevel=|"level": ?")(debug|info)\b""")
 _POLL_INTERVAL_S = 0.05
 _HAND_OVER_S = 0.05  # from a process's end until the keeper has given its pool to a standby
 
@@ -125,6 +131,7 @@ class LocalFleet:
         self.spec = spec
         self._log_dir = log_dir
         self._children: dict[str, Child] = {}
+        self._tails: dict[str, LogTail] = {}  # of what is passed on
         self._standbys: list[Child] = []  # children that were started as standbys
 
     def __enter__(self) -> Self:
@@ -168,11 +175,22 @@ class LocalFleet:
         assert name not in self._children, f"{name} is running already"
         is_standby = name not in (SCHEDULER, KEEPER) and self.spec.standbys > 0 and self._enough_serve()
         command = self.spec.command(name, is_standby=is_standby)
-        child = Child(name, command, self._log_path(name), self.spec.environment(name))
-        self._children[name] = child
+        self._children[name] = child = self._new_child(name, command)
         if is_standby:
             self._standbys.append(child)
         return child.pid
+
+    def _new_child(self, name: str, command: list[str]) -> Child:
+        environment = self.spec.environment(name)
+        if (path := self._log_path(name)) is not None:
+            return Child(name, command, path, environment)
+        if sys.stderr.isatty():
+            environment["TQDM_POSITION"] = "-1"  # a download shows its progress, though its log is a pipe
+        self._tails[name] = tail = LogTail(_LOG_LINES)
+        try:
+            return Child(name, command, None, environment, output=tail.descriptor)
+        finally:
+            tail.started()
 
     def _enough_serve(self) -> bool:
         """Whether so many executors serve, or will when they have started, as the spec asks for. A standby serves once
@@ -251,13 +269,20 @@ class LocalFleet:
             time.sleep(_POLL_INTERVAL_S)
 
     def failure(self, end: ChildEnd) -> FleetError:
-        """The error that says how a child ended, with the end of its log."""
-        said = self.log_tail(end.name)
-        message = f"{end}:\n{said}" if said else f"{end}; its log above says why"
+        """The error that says how a child ended, and why: by the last lines of its log that are no information."""
+        said = [line for line in self.log_tail(end.name).splitlines() if not _INFORMATION.search(line)]
+        message = "\n".join((f"{end}:", *said[-_REASON_LINES:])) if said else f"{end}; its log above says why"
+        if end.returncode == -signal.SIGKILL:
+            message = (
+                f"{end}; so the system ends what takes too much memory: see --kv-cache-memory, or a limit of yours"
+            )
         return FleetMisconfigured(message) if end.misconfigured else FleetError(message)
 
-    def log_tail(self, name: str, lines: int = 15) -> str:
-        """The last lines a child wrote; empty without a `log_dir`."""
+    def log_tail(self, name: str, lines: int = _LOG_LINES) -> str:
+        """The last lines a child wrote; empty if there is no such child. Without a `log_dir` the child has to have
+        ended, and they are `_LOG_LINES` at most."""
+        if name in self._tails:
+            return self._tails[name].text()
         path = self._log_path(name)
         if path is None or not path.exists():
             return ""

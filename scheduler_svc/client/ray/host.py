@@ -18,9 +18,9 @@ from pathlib import Path
 from common.errors import BatonError
 from common.trust import first_of_ours, why_not_ours_alone
 from scheduler_svc.client.processes.child import Child, ChildEnd
+from scheduler_svc.client.processes.log_tail import LogTail
 from scheduler_svc.client.processes.supervisor import RestartPolicy
 from scheduler_svc.client.ray.facts import HostReport, Life
-from scheduler_svc.client.ray.log_tail import LogTail
 from scheduler_svc.client.ray.task import HEALTH_FILE, Task, in_url
 
 HEALTHY_FOR_S = 5.0  # after its health file was touched

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
-from common.logging import DropLog, get_logger
+from common.logging import DropLog, QuietLog, get_logger
 from common.wire import Codec
 from scheduler_svc.frontend.link.core_socket import ConnectionEvent, CoreSocket
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue, taken_over
@@ -46,6 +46,8 @@ class CoreLink(Questions):
         self._hello_interval_s = hello_interval_s
         self._socket = CoreSocket(endpoint, max_unsent=4 * MAX_OPEN_REQUESTS)
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
+        self._cores_codec: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
+        self._unreadable = QuietLog(log, "message not sent: the core could not read it")
         self._queues: dict[str, DeltaQueue] = {}
         self._pending_attaches = PendingAttaches()
         self._queries = Queries(self._send)
@@ -99,8 +101,8 @@ class CoreLink(Questions):
             num_following: how many the caller is going to `submit` at once; they have to find room, too.
 
         Raises:
-            RequestRejected: the core cannot be reached (`unavailable`), too many requests are open (`queue_full`), or
-                the id is in use (`request_exists`).
+            RequestRejected: the core cannot be reached (`unavailable`), too many requests are open (`queue_full`), the
+                id is in use (`request_exists`), or the core could not read one (`internal_error`).
         """
         self._check_room(len(submits) + num_following)
         first, tell = submits[0], self._tell
@@ -211,7 +213,19 @@ class CoreLink(Questions):
                 del self._queues[request_id]
 
     def _send(self, message: m.FrontendToCore) -> None:
-        self._socket.send(self._codec.encode(message))
+        """Send what the core can read: it drops anything else, and what waits for its answer would wait for ever. To
+        read a request takes a microsecond, and one more for 40 kB.
+
+        Raises:
+            RequestRejected: the core cannot be reached (`unavailable`), or could not read this (`internal_error`).
+        """
+        frames = self._codec.encode(message)
+        try:
+            self._cores_codec.decode(frames)
+        except WireError as error:
+            self._unreadable.happened(message=type(message).__name__, reason=str(error))
+            raise RequestRejected(f"the scheduler could not read this request: {error}", "internal_error") from error
+        self._socket.send(frames)
 
     async def _say_hello(self) -> None:
         hello = m.FrontendHello(pid=os.getpid())

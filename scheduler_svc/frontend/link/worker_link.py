@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 
 from common.logging import get_logger
-from scheduler_svc.worker_socket import WorkerSocketPath
+from common.socket_path import SocketPath
+from scheduler_svc.store_options import WORKER_SOCKET
 
 TIMEOUT_S = 10.0  # without a byte; a stream that waits has comments
 MAX_CALLS = 100  # at once; the others wait
@@ -29,7 +30,7 @@ class WorkerLink:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._socket = WorkerSocketPath(folder)
+        self._socket = SocketPath(folder / WORKER_SOCKET)
         # As many as clients read; and what is to be told never waits for one of them.
         self._streams = self._client(httpx.Limits(max_connections=None))
         self._calls = self._client(httpx.Limits(max_connections=MAX_CALLS))

@@ -14,7 +14,7 @@ import tokenizers
 from msgspec import Meta
 
 from common.errors import CheckpointError, RequestRejected
-from common.model_reading import read_model_json
+from common.model_reading import read_model_json, whole_numbers
 from common.tokenizer_file import MAX_VOCAB_SIZE, read_tokenizer_file, text_growth
 from common.vocabulary import checked_vocab_size
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
@@ -111,7 +111,7 @@ class Tokenizer:
         stated = own_size if config.vocab_size is None else config.vocab_size
         self.vocab_size = checked_vocab_size(folder / "config.json", stated)
         self.token_lengths = np.array([len(self.all_token_bytes.get(i, b"")) for i in range(self.vocab_size)], np.int32)
-        generation = read_model_json(folder / "generation_config.json", dict) or {}
+        generation = whole_numbers(read_model_json(folder / "generation_config.json", dict) or {})
         self.eos_token_ids = _eos_token_ids(folder, generation, config)
         self.sampling_defaults = _sampling_defaults(folder, generation)
         self.chat_template = ChatTemplate.of_model(folder, settings)
@@ -210,11 +210,20 @@ def _eos_token_ids(folder: Path, generation: Mapping[str, Any], config: _ModelCo
 
 
 def _sampling_defaults(folder: Path, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-    stated = {key: value for key, value in generation_config.items() if value is not None}
-    try:
-        return msgspec.convert(stated, SamplingDefaults)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{folder / 'generation_config.json'} recommends what cannot be done: {error}") from error
+    """Check what the file recommends as a request's parameters are checked; a `top_k` of -1 is off. Raises
+    CheckpointError that names the parameter."""
+    said = {}
+    for field in msgspec.structs.fields(SamplingDefaults):
+        value = generation_config.get(field.name)
+        if value is None:
+            continue
+        meant = 0 if field.name == "top_k" and value == -1 else value
+        try:
+            said[field.name] = msgspec.convert(meant, field.type)
+        except msgspec.ValidationError as error:
+            path = folder / "generation_config.json"
+            raise CheckpointError(f"{path} recommends {field.name} {value!r:.80}: {error}") from error
+    return SamplingDefaults(**said)
 
 
 def _fault(error: BaseException) -> str:

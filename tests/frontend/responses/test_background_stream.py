@@ -14,6 +14,7 @@ import uvicorn
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from common.socket_path import SocketPath
 from scheduler_svc.frontend.answers.responses.events import Outcome
 from scheduler_svc.frontend.background import pace, response_run, worker
 from scheduler_svc.frontend.background.app import create_worker_app
@@ -26,8 +27,7 @@ from scheduler_svc.frontend.link.worker_link import WorkerLink
 from scheduler_svc.frontend.storing.responses import ResponseStore
 from scheduler_svc.store import responses
 from scheduler_svc.store.store_thread import StoreThread
-from scheduler_svc.store_options import StoreOptions
-from scheduler_svc.worker_socket import WorkerSocketPath
+from scheduler_svc.store_options import WORKER_SOCKET, StoreOptions
 from tests.frontend.fake_core import refuse, say, silence
 from tests.frontend.links import in_event_loop, linked_core, until
 from tests.frontend.responses.test_events import ID
@@ -110,7 +110,7 @@ class Client:
 @asynccontextmanager
 async def serving(made: Worker, folder: Path) -> AsyncIterator[None]:
     """The worker's socket."""
-    listener, place = socket.socket(socket.AF_UNIX), WorkerSocketPath(folder)
+    listener, place = socket.socket(socket.AF_UNIX), SocketPath(folder / WORKER_SOCKET)
     (folder / "worker.sock").unlink(missing_ok=True)
     listener.bind(place.path)
     place.close()

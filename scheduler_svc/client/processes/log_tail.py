@@ -6,11 +6,12 @@ import sys
 import threading
 
 _END_TIMEOUT_S = 1.0  # for what is still in the pipe; a grandchild may hold it open
-_MAX_LINE_CHARS = 500
+_MAX_LINE_BYTES = 500
+_READ_BYTES = 2**16
 
 
 class LogTail:
-    """What a child writes to `descriptor` goes on to this process's stderr, which Ray keeps and its dashboard shows.
+    """What a child writes to `descriptor` goes on to this process's stderr as it comes, progress bars too.
 
     Args:
         num_lines: how many are remembered.
@@ -20,7 +21,7 @@ class LogTail:
     """
 
     def __init__(self, num_lines: int) -> None:
-        self._lines: collections.deque[str] = collections.deque(maxlen=num_lines)
+        self._lines: collections.deque[bytes] = collections.deque(maxlen=num_lines)
         self._read_end, self.descriptor = os.pipe()
         self._thread = threading.Thread(target=self._pass_on, name="log", daemon=True)
 
@@ -32,11 +33,16 @@ class LogTail:
     def text(self) -> str:
         """The last lines, once the child has ended."""
         self._thread.join(_END_TIMEOUT_S)
-        return "\n".join(tuple(self._lines))
+        return b"\n".join(tuple(self._lines)).decode(errors="replace")
 
     def _pass_on(self) -> None:
-        with os.fdopen(self._read_end, errors="replace") as lines:
-            for line in lines:
-                self._lines.append(line.rstrip()[:_MAX_LINE_CHARS])
-                sys.stderr.write(line)
-                sys.stderr.flush()
+        begun = b""  # a line
+        with os.fdopen(self._read_end, "rb", buffering=0) as log:
+            while data := log.read(_READ_BYTES):
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
+                *lines, begun = (begun + data).split(b"\n")
+                self._lines.extend(line.rpartition(b"\r")[2].rstrip()[:_MAX_LINE_BYTES] for line in lines)
+                begun = begun[-_READ_BYTES:]
+        if begun:
+            self._lines.append(begun[:_MAX_LINE_BYTES])
