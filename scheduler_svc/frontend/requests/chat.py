@@ -53,7 +53,7 @@ def tokenize_chat(
     message = MessageRules(
         thought=thought, calls=use.calls, is_one_call=use.is_one_call, text_parameters=use.text_parameters
     )
-    request = complete("chatcmpl-", body, [prompt], asked, tokenizer, grammar)
+    request = complete("chatcmpl-", body, [prompt], asked, tokenizer, tokenizer.chat_eos_token_ids, grammar)
     return replace(request, may_shorten=_max_tokens(body) is None, message=message)
 
 
