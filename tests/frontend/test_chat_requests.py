@@ -32,6 +32,7 @@ def with_template(source: str) -> Tokenizer:
     """The tokenizer of a model with another chat template."""
     tokenizer = copy.copy(TOKENIZER)
     tokenizer.chat_template = ChatTemplate(source, {})
+    vars(tokenizer).pop("chat_eos_token_ids", None)  # of the other template
     return tokenizer
 
 

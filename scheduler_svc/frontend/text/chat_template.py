@@ -94,7 +94,7 @@ class ChatTemplate:
         return frozenset(compiled.variables)
 
     def behind_answer(self) -> str:
-        """What it writes directly behind an assistant's content; empty if it cannot render a question and its answer."""
+        """What it writes directly behind an assistant's content; empty if it does not render one after a question."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         try:
             _, found, behind = self.render(messages, None, {}, "message").rpartition(_ANSWER)
