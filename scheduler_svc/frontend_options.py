@@ -36,6 +36,7 @@ class FrontendOptions:
         served_model_name: names that clients may ask for; the first one is in the answers to all.
         tool_parser: how the model writes calls of tools; "auto" reads it off the chat template.
         reasoning_parser: how the model writes its thoughts; "auto" reads it off the chat template.
+        stop_in_thoughts: whether stop strings end an answer in its thought, too.
         allow_unknown: whether unknown parameters of a request are ignored instead of refused.
         cors_origin: origins whose pages may send requests; "*" for all.
         allowed_host: names by which clients without API keys may ask for the service, beside those that it knows.
@@ -54,6 +55,7 @@ class FrontendOptions:
     served_model_name: tuple[str, ...] = ()
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+    stop_in_thoughts: bool = False
     allow_unknown: bool = False
     cors_origin: tuple[str, ...] = ()
     allowed_host: tuple[str, ...] = ()
@@ -98,6 +100,8 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="How the model writes calls of tools; auto reads it off its chat template.")  # fmt: skip
     @click.option("--reasoning-parser", type=click.Choice(get_args(ReasoningParser)), default=default.reasoning_parser,
                   help="How the model writes its thoughts; auto reads it off its chat template.")  # fmt: skip
+    @click.option("--stop-in-thoughts", is_flag=True, help="Let stop strings of a request end an answer inside its "
+                  "thought, too, and not only behind it.")  # fmt: skip
     @click.option("--allow-unknown", is_flag=True, help="Ignore unknown parameters of requests, instead of refusing.")
     @click.option("--cors-origin", multiple=True, help="Origin whose pages may use the API, or * for all; may be given "
                   "several times.")  # fmt: skip

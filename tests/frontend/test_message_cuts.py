@@ -48,6 +48,7 @@ RULES = st.builds(
     calls=st.sampled_from(["none", "hermes", "qwen3_coder", "json"]),
     is_one_call=st.booleans(),
     text_parameters=st.just(TEXTS),
+    calls_in_thought=st.booleans(),
 )
 
 

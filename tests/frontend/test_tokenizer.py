@@ -68,7 +68,7 @@ def test_chat_ids_are_those_of_transformers(tokenizer: Tokenizer):
     ],
 )
 def test_all_files_know_tokens_that_end_a_text(
-    model_copy: Path, said: dict[str, object], ends: list[object], chat_ends: list[object]
+    model_copy: Path, said: dict[str, object], ends: list[str | int], chat_ends: list[str | int]
 ):
     for name in ("generation_config", "config", "tokenizer_config"):
         path = model_copy / f"{name}.json"
