@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -46,9 +46,8 @@ def prepared(schema: Schema, tokenizer: LLTokenizer) -> Schema:
         schema = _changed(schema, lambda part, place: _without_unheld(part, place, root))
     schema = _changed(schema, _with_exact_numbers)
     if f'"{_PATTERNS}"' in dump(schema):
-        options = {**with_options(schema).get("x-guidance", {}), "whitespace_flexible": False}
-        options.pop("whitespace_pattern", None)
-        schema = _changed(schema, lambda part, place: _with_possible_keys(part, _Keys(options, tokenizer)))
+        keys = _Keys(with_options(schema).get("x-guidance"), tokenizer)
+        schema = _changed(schema, lambda part, place: _with_possible_keys(part, keys))
     _check_ends(schema)
     return schema
 
@@ -89,8 +88,9 @@ def _with_exact_numbers(schema: Schema, place: str) -> Schema:
             raise SchemaError(f"{place}/{key} is {value}, and bounds of a grammar's numbers go to {MAX_BOUND}")
         del changed[key]
         name = "minimum" if inward > 0 else "maximum"
-        other = changed.get(name, bound)
-        changed[name] = max(bound, other) if inward > 0 else min(bound, other)
+        other = changed.get(name)
+        if not _is_number(other) or (bound > other) == (inward > 0):
+            changed[name] = bound
     return changed
 
 
@@ -124,7 +124,7 @@ def _as_written(value: int) -> int | float:
     return int(Decimal(repr(float(value)))) if abs(value) < 2**1000 else math.inf
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -135,11 +135,13 @@ class _Keys:
     """Asks the library which keys an object of a schema may have.
 
     Args:
-        options: of the schema, for compact JSON.
+        options: of the schema.
     """
 
-    def __init__(self, options: Mapping[str, Any], tokenizer: LLTokenizer) -> None:
-        self._options = options
+    def __init__(self, options: Any, tokenizer: LLTokenizer) -> None:
+        said = dict(options) if isinstance(options, dict) else {}
+        said.pop("whitespace_pattern", None)
+        self._options = {**said, "whitespace_flexible": False}
         self._tokenizer = tokenizer
 
     def may_begin(self, text: str, taken: Mapping[str, Any], patterns: Mapping[str, Any], others: Any) -> bool:
