@@ -271,12 +271,17 @@ ODD_VALUES: dict[str, list[Any]] = {
     "multipleOf": [0, 2**40, "2", None],
     "minLength": [None, -1, "2", 1.0],
     "items": [None, "string", [{"type": "string"}, None]],
-    **{key: [None, [], [None], {}] for key in ("anyOf", "oneOf", "allOf")},
+    "anyOf": [None, [], [None], {}],
+    "oneOf": [None, [], [None], {}],
+    "allOf": [None, [], [None], {}],
     "properties": [None, {"x": None}, {"x": "string"}],
     "required": [None, "x", [None]],
     "additionalProperties": [None, "string"],
     "patternProperties": [None, {"^(?!x)": {"type": "string"}}, {"^a": {}, "b$": {}}],
-    **{key: [{}] for key in ("$schema", "not", "if", "format")},
+    "$schema": [{}, "http://example.com/none"],
+    "format": [{}, None, "none"],
+    "not": [{}],
+    "if": [{}],
     "x-guidance": [{"none": 1}],
 }
 UNHELD: list[Any] = [{key: value} for key, values in ODD_VALUES.items() for value in values] + [None, "string"]
@@ -286,8 +291,9 @@ UNHELD: list[Any] = [{key: value} for key, values in ODD_VALUES.items() for valu
 @pytest.mark.parametrize("schema", UNHELD, ids=str)
 def test_a_call_can_be_required_of_a_tool_that_is_not_strict_whatever_its_schema(calls: str, schema: Any):
     """What no grammar can hold is left out, and what stands beside it holds."""
-    inner = {"type": "object", "properties": {"a": schema, "n": {"type": "integer"}}, "required": ["n"]}
-    parameters = {**inner, "properties": {**inner["properties"], "deep": inner}, "x-guidance": {"lenient": True}}
+    said = {"a": schema, "n": {"type": "integer"}}
+    inner = {"type": "object", "properties": said, "required": ["n"]}
+    parameters = {**inner, "properties": {**said, "deep": inner}, "x-guidance": {"lenient": True}}
     compiled = grammar(tools(calls, of=[ToolSchema("f", parameters)]), DEMO)
     text = {
         "hermes": '<tool_call>\n{"name": "f", "arguments": {"n": 5}}\n</tool_call>',

@@ -74,9 +74,9 @@ def _with_exact_numbers(schema: Schema, place: str) -> Schema:
     """The schema with bounds that doubles have, and no wider than it says. Raises SchemaError for values that they do
     not have."""
     for key in ("const", "enum"):
-        for value in _integers(schema.get(key)):
-            if (written := _as_written(value)) != value:
-                raise SchemaError(f"{place}/{key} is {value}, which a grammar would round to {written}: "
+        for number in _integers(schema.get(key)):
+            if (written := _as_written(number)) != number:
+                raise SchemaError(f"{place}/{key} is {number}, which a grammar would round to {written}: "
                                  "let it be a string")  # fmt: skip
     changed = dict(schema)
     for key, inward in _BOUNDS.items():
@@ -293,6 +293,7 @@ def _is_bound(value: Any) -> bool:
 _HELD: dict[str, Callable[[Any], bool]] = {
     "$schema": lambda value: False,  # says nothing of texts
     "type": _is_kind,
+    "format": lambda value: isinstance(value, str),
     "enum": lambda value: isinstance(value, list) and bool(value),
     "required": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     "items": lambda value: isinstance(value, (dict, bool, list)),
