@@ -167,15 +167,15 @@ class _Trial:
     """
 
     def __init__(self, tag: str, parser: CallParser) -> None:
-        self._tag = tag
         self._parser = parser
-        self._segments = [tag]
+        self._pieces = [tag]
+        self._last = 0  # the piece that the last segment begins with
         parser.feed(tag)
 
     @property
     def text(self) -> str:
         """All that was read."""
-        return "".join(self._segments)
+        return "".join(self._pieces)
 
     def read(self, text: str) -> tuple[str, str] | None:
         """Read on. Where something shows that is no call, the text up to there and the text that is to be read anew,
@@ -184,14 +184,13 @@ class _Trial:
         pieces = [piece for piece in _BEFORE_TAGS.split(text) if piece]
         for number, piece in enumerate(pieces):
             if piece.startswith("<"):
-                self._segments.append(piece)
-            else:
-                self._segments[-1] += piece
+                self._last = len(self._pieces)
+            self._pieces.append(piece)
             self._parser.feed(piece)
             if self._parser.output.take().content:
-                *before, last = self._segments
-                rest = "".join(pieces[number + 1 :])
-                return ("".join(before), last + rest) if before else (self._tag, last[len(self._tag) :] + rest)
+                place = self._last or 1
+                rest = [*self._pieces[place:], *pieces[number + 1 :]]
+                return "".join(self._pieces[:place]), "".join(rest)
         return None
 
     def is_calls(self) -> bool:
