@@ -37,6 +37,7 @@ class FrontendOptions:
         served_model_name: names that clients may ask for; the first one is in the answers to all.
         tool_parser: how the model writes calls of tools; "auto" reads it off the chat template.
         reasoning_parser: how the model writes its thoughts; "auto" reads it off the chat template.
+        stop_in_thoughts: whether stop strings end an answer in its thought, too.
         allow_unknown: whether unknown parameters of a request are ignored instead of refused.
         images: what becomes of an image in an old turn of a conversation, as of other media that no text model reads.
         max_tools: of a request to OpenAI's endpoints; 0 for no limit but those of a body and a grammar.
@@ -57,6 +58,7 @@ class FrontendOptions:
     served_model_name: tuple[str, ...] = ()
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+    stop_in_thoughts: bool = False
     allow_unknown: bool = False
     images: Images = "replace"
     max_tools: int = 128
@@ -103,6 +105,8 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="How the model writes calls of tools; auto reads it off its chat template.")  # fmt: skip
     @click.option("--reasoning-parser", type=click.Choice(get_args(ReasoningParser)), default=default.reasoning_parser,
                   help="How the model writes its thoughts; auto reads it off its chat template.")  # fmt: skip
+    @click.option("--stop-in-thoughts", is_flag=True, help="Let stop strings of a request end an answer inside its "
+                  "thought, too, and not only behind it.")  # fmt: skip
     @click.option("--allow-unknown", is_flag=True, help="Ignore unknown parameters of requests, instead of refusing.")
     @click.option("--images", type=click.Choice(get_args(Images)), default=default.images, show_default=True,
                   help="An image (or sound, video, file) in an old turn of a conversation: replace it by a line that "

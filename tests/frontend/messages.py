@@ -55,4 +55,12 @@ def joined(parts: Iterable[MessagePart]) -> Message:
 
 
 def rules(calls: Any = "none", thought: Any = "none", *, is_one_call: bool = False) -> MessageRules:
-    return MessageRules(calls=calls, thought=thought, is_one_call=is_one_call, text_parameters=TEXTS)
+    """As a request has them."""
+    return MessageRules(
+        calls=calls,
+        thought=thought,
+        is_one_call=is_one_call,
+        text_parameters=TEXTS,
+        stop_in_thought=thought == "none",
+        calls_in_thought="none" not in (calls, thought),
+    )

@@ -32,6 +32,7 @@ def with_template(source: str) -> Tokenizer:
     """The tokenizer of a model with another chat template."""
     tokenizer = copy.copy(TOKENIZER)
     tokenizer.chat_template = ChatTemplate(source, {})
+    vars(tokenizer).pop("chat_eos_token_ids", None)  # of the other template
     return tokenizer
 
 
@@ -648,3 +649,17 @@ def test_the_older_way_to_say_a_grammar(asked: dict, kind: str, text: str):
 def test_a_format_without_a_schema_is_any_object():
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": False}}
     assert chat(response_format=form).grammar.spec.text == '{"type": "object"}'
+
+
+def test_chats_end_where_the_template_ends_answers_and_completions_do_not():
+    base = with_template(QWEN3_LIKE)
+    base.eos_token_ids = (5,)
+    im_end = base.special_tokens["<|im_end|>"]
+    for asked, stops in (({}, (5, im_end)), ({"stop_token_ids": [7]}, (5, im_end, 7)), ({"ignore_eos": True}, ())):
+        [params] = chat(base, **asked).params
+        assert params.stop_token_ids == stops
+    [params] = chat(base, min_tokens=3, max_tokens=9).params
+    assert (params.stop_token_ids, params.constraints.min_tokens) == ((5, im_end), 3)
+    body = parse_noting(b'{"model": "m", "prompt": "x"}', CompletionRequest, allow_unknown=False).body
+    [params] = tokenize_completion(body, base, 2048).params
+    assert params.stop_token_ids == (5,)

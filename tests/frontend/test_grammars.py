@@ -11,7 +11,7 @@ from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.grammars.checker import check
 from scheduler_svc.frontend.grammars.spec import GrammarSpec
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.walks import is_allowed, matcher
+from tests.frontend.walks import is_allowed, matcher, walk
 from tests.support.effort import examples
 
 MODEL = Tokenizer(DEMO_MODEL_DIR)
@@ -189,7 +189,7 @@ def test_a_schema_says_itself_which_whitespace_it_wants():
         ("json", {"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ("json", {"type": "integer", "minimum": 2, "maximum": 1}, "Unsatisfiable schema"),
         ("json", {"enum": []}, "Unsatisfiable schema"),
-        ("json", {"$ref": "#"}, "it matches no text"),
+        ("json", {"$ref": "#"}, "a text of # never ends"),
         ("regex", "(", "unclosed group"),
         ("regex", r"[^\s\S]", "it matches no text"),
         ("grammar", "start: other", 'unknown name: "other"'),
@@ -266,3 +266,138 @@ def test_what_would_take_ever_longer_passes_the_limits():
     num_taken = sum(held.consume_token(token) for token in tokens)
     assert num_taken < len(tokens)
     assert "1000" in held.get_error()
+
+
+# --- what the library would take for something else ---
+
+ODD = 2**53 + 1  # the first integer that is no double
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"const": ODD}, "#/const"),
+        ({"enum": ["a", 5, -ODD]}, "#/enum"),
+        ({"const": 2**64}, "#/const"),
+        ({"const": -(2**63)}, "#/const"),
+        ({"const": 10**200 + 1}, "#/const"),
+        ({"const": {"ids": [1, ODD]}}, "#/const"),
+        ({"properties": {"a": {"anyOf": [{"type": "null"}, {"const": ODD}]}}}, "#/properties/a/anyOf/1/const"),
+        ({"items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"enum": [ODD]}}}, "#/$defs/n/enum"),
+        ({"prefixItems": [{"additionalProperties": {"const": ODD}}]}, "#/prefixItems/0/additionalProperties/const"),
+        ({"type": "integer", "minimum": 2**63}, "#/minimum"),
+        ({"type": "integer", "exclusiveMaximum": -(10**30)}, "#/exclusiveMaximum"),
+    ],
+)
+def test_a_number_that_no_grammar_holds_is_refused_by_its_place(schema: dict[str, object], place: str):
+    reason = refusal("json", schema)
+    assert reason.startswith(f"{place} is "), reason
+    tags = {"structures": [{"begin": "f:", "schema": schema, "end": ""}], "triggers": ["f:"]}
+    assert refusal("structural_tag", tags) == reason
+
+
+def test_names_and_values_that_look_like_such_a_number_are_served():
+    assert accepts(grammar("json", {"properties": {"const": {"type": "integer"}}, "default": ODD}), "{}")
+    assert accepts(grammar("json", {"const": {"minimum": "2"}, "examples": [ODD]}), '{"minimum":"2"}')
+    for value in (2**53, 2**53 + 2, 10**30, -(10**200), True, 0.1, 1e-7):
+        written = f"{value:.7f}" if value == 1e-7 else json.dumps(value)
+        assert accepts(grammar("json", {"const": value}), written)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "value", [2**53 - 1, 2**53, ODD, ODD + 1, 2**60 + 77, 2**63 - 1024, 2**63 - 1, 2**63, 2**64 + 3]
+)
+@pytest.mark.parametrize("is_exclusive", [False, True])
+def test_bounds_of_large_integers_let_nothing_through_that_they_exclude(sign: int, value: int, is_exclusive: bool):
+    name = ("exclusiveM" if is_exclusive else "m") + ("aximum" if sign > 0 else "inimum")
+    compiled = grammar("json", {"type": "integer", name: sign * value})
+    assert accepts(compiled, "5")
+    within = min(value - is_exclusive, 2**63 - 1024)
+    assert accepts(compiled, str(sign * (within - 2**11)))
+    for above in (0 if is_exclusive else 1, 1, 2, 3, 1000, 2000):
+        assert not accepts(compiled, str(sign * (value + above)))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 2},
+        {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
+        {"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["x"]},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "array", "items": {"$ref": "#/$defs/y"},
+         "minItems": 1}, "y": {"allOf": [{"$ref": "#/$defs/x"}]}}},
+    ],
+)  # fmt: skip
+def test_a_schema_whose_texts_never_end_is_refused(schema: dict[str, object]):
+    assert "never ends" in refusal("json", schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object", "properties": {"next": {"$ref": "#"}}}, '{"next":{"next":{}}}'),
+        ({"type": ["object", "null"], "properties": {"n": {"$ref": "#"}}, "required": ["n"]}, '{"n":{"n":null}}'),
+        ({"type": "array", "items": {"$ref": "#"}}, "[[],[[]]]"),
+        ({"properties": {"n": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["n"]}, '{"n":{"n":null}}'),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "null"}}}, "null"),
+    ],
+)
+def test_a_schema_that_refers_to_itself_may_end(schema: dict[str, object], text: str):
+    assert accepts(grammar("json", schema), text)
+
+
+INTEGER = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (
+            {
+                "properties": {"id": INTEGER},
+                "patternProperties": {"^id$": {"maximum": 5}},
+                "additionalProperties": False,
+            },
+            ['{"id":5}', "{}"],
+            ['{"id":6}', '{"id":"a"}'],
+        ),
+        (
+            {
+                "properties": {"a": INTEGER, "b": INTEGER},
+                "patternProperties": {"^(a|b)$": {}},
+                "additionalProperties": False,
+            },
+            ['{"a":1,"b":2}'],
+            ['{"a":"x"}'],
+        ),
+        (
+            {"properties": {"a": INTEGER}, "patternProperties": {"^(a|b)$": INTEGER}, "additionalProperties": False},
+            ['{"a":1,"b":2}'],
+            ['{"a":1,"c":2}'],
+        ),
+        ({"properties": {"a": INTEGER}, "patternProperties": {"^a$": {}}}, ['{"a":1,"c":"x"}'], ['{"a":"x"}']),
+        ({"properties": {"a": INTEGER}, "patternProperties": {"^[^a]|^a(?s:.)+|^$": False}}, ['{"a":1}'], ['{"b":1}']),
+        (
+            {"properties": {"é\n": INTEGER}, "patternProperties": {"^é\n$": {}}, "additionalProperties": False},
+            ['{"é\\n":1}'],
+            ["[]"],
+        ),
+    ],
+)
+def test_a_pattern_of_keys_that_matches_named_ones_alone_leads_nowhere(
+    schema: dict[str, object], right: list[str], wrong: list[str]
+):
+    """After a named property a text could go on with a key of the pattern, of which none is left."""
+    for whole in (schema | {"type": "object"}, {"type": "array", "items": schema | {"type": "object"}}):
+        is_nested = "items" in whole
+        compiled = grammar("json", whole)
+        for text in right:
+            assert accepts(compiled, f"[{text}]" if is_nested else text)
+        for text in wrong:
+            assert not accepts(compiled, f"[{text}]" if is_nested else text)
+        phrases = [MODEL.encode([text], add_special_tokens=False)[0] for text in ('{"', ',"', '":', "1", "}", "]", "{")]
+        have_ended = [walk(TOKENIZER, compiled, phrases, seed)[1] for seed in range(12)]
+        assert any(have_ended), "and none came to a place where no token is allowed"

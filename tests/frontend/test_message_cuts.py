@@ -48,6 +48,7 @@ RULES = st.builds(
     calls=st.sampled_from(["none", "hermes", "qwen3_coder", "json"]),
     is_one_call=st.booleans(),
     text_parameters=st.just(TEXTS),
+    calls_in_thought=st.booleans(),
 )
 
 
@@ -170,13 +171,23 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_effort_grows_with_the_text(name: str):
-    calls, piece = LONG[name]
+IN_THOUGHT = {
+    "calls and text": ("hermes", f"{HERMES} so"),
+    "many calls and text": ("hermes", HERMES * 8 + "so"),
+    "open tags and text": ("hermes", "<tool_call> <tool_call>{"),
+    "a long argument": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' + "word " * 50),
+    "functions": ("qwen3_coder", "<function=f> <function="),
+}
+
+
+@pytest.mark.parametrize("end", ["</think>", ""], ids=["answer", "thought"])
+@pytest.mark.parametrize("name", [*LONG, *IN_THOUGHT])
+def test_effort_grows_with_the_text(name: str, end: str):
+    calls, piece = (LONG | IN_THOUGHT)[name]
 
     def effort(times: int) -> int:
         text = piece * times
-        return instructions_of(lambda: parsed(rules(calls, "open"), text[:0] + "</think>" + text))
+        return instructions_of(lambda: parsed(rules(calls, "open"), end + text))
 
     times = max(200 // len(piece), 2)
     small, large = effort(times), effort(4 * times)

@@ -61,10 +61,61 @@ def test_whether_the_text_is_inside_a_thought():
 
 @pytest.mark.parametrize("calls", ["hermes", "qwen3_coder", "json"])
 def test_calls_behind_a_thought(calls: str):
-    """In a thought there are none."""
+    """In a thought that ends there are none."""
     text = f"<think>\n{CALLS[calls]}\n</think>\n\n{CALLS[calls]}"
     how = rules(calls, "may_open")
     assert same_for_every_cut(how, text) == (CALLS[calls], "", [("f", ARGUMENTS[calls])])
+
+
+NO_CALL_ENDS_A_THOUGHT = [
+    *("{call} so", "{call}</thi", "{call}<", "{cut}", "{cut}</tool_call> no", "{call}{cut}", "<tool_call> {call} so"),
+    *("<tool_call>", "<tool_call>\n", "<tool_call>{{", '<tool_call>{{"name": "f"', "</tool_call>"),
+]
+
+
+@pytest.mark.parametrize("calls", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize("start", ["open", "may_open"])
+@pytest.mark.parametrize(
+    ("before", "end", "num_calls"),
+    [
+        *(("", "{call}", 1), ("", "{call}\n", 1), ("", "{call}\n{call}", 2), ("", "{call}\n<tool_call>", 1)),
+        *(("I <tool_call> it.\n", "{call}", 1), ("<tool_call>", "{call}", 1), ("<function=", "{call}", 1)),
+        *(("{call} or ", "{call}", 1), ("{call} or ", "{call} {call}\n", 2), ("</tool_call>", "{call}", 1)),
+    ],
+)
+def test_a_thought_that_ends_with_calls(calls: str, start: str, before: str, end: str, num_calls: int):
+    """Models forget the end tag where they turn to a call. A thought that goes on behind a call has none there."""
+    thought = f"I should.\n{before}".format(call=CALLS[calls])
+    text = f"<think>\n{thought}{end.format(call=CALLS[calls])}"
+    expected = (thought.rstrip(), "", [("f", ARGUMENTS[calls])] * num_calls)
+    assert same_for_every_cut(rules(calls, start), text) == expected
+
+
+@pytest.mark.parametrize("calls", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize("end", NO_CALL_ENDS_A_THOUGHT)
+def test_a_thought_that_ends_with_anything_else(calls: str, end: str):
+    call = CALLS[calls]
+    cut = call[: call.rindex("}" if calls == "hermes" else "</parameter>")]
+    thought = f"I should.\n{end.format(call=call, cut=cut)}"
+    how = rules(calls, "open")
+    assert same_for_every_cut(how, thought) == (thought.rstrip(), "", [])
+    assert same_for_every_cut(how, thought + "</think>\n\nYes.") == (thought.rstrip(), "Yes.", [])
+    whole = same_for_every_cut(how, f"{thought}</think>\n\n{call}")
+    assert whole == (thought.rstrip(), "", [("f", ARGUMENTS[calls])]), "that behind the thought counts"
+
+
+def test_a_thought_of_a_request_of_an_earlier_version_has_no_calls():
+    how = MessageRules(thought="open", calls="hermes")
+    assert same_for_every_cut(how, f"hm {HERMES}") == (f"hm {HERMES}", "", [])
+
+
+def test_what_may_be_calls_in_a_thought_is_held_back_and_no_more():
+    parser = MessageParser(rules("hermes", "open"))
+    assert parser.feed("hm <tool_call> is").thought == "hm <tool_call> is"
+    assert parser.feed(f" a tag. {HERMES}").thought == " a tag."
+    assert parser.may_be_call
+    assert parser.feed("\nso").thought == f" {HERMES}\nso"
+    assert not parser.may_be_call
 
 
 # --- calls ---

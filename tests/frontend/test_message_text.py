@@ -27,6 +27,8 @@ RULES = [
     MessageRules(calls="hermes", is_one_call=True),
     MessageRules(thought="may_open", calls="qwen3_coder", text_parameters={"f": ("a",)}),
     MessageRules(thought="open", calls="json"),
+    MessageRules(thought="may_open", calls="hermes", stop_in_thought=False, calls_in_thought=True),
+    MessageRules(thought="open", calls="qwen3_coder", is_one_call=True, stop_in_thought=False, calls_in_thought=True),
 ]
 CODER_CALL = (
     "<tool_call>\n<function=f>\n<parameter=a>\n<é🦊>\n</parameter>\n<parameter=b>\n[1, 2]\n</parameter>\n</function>\n"
@@ -39,15 +41,16 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode([text], add_special_tokens=False)[0]
 
 
-def text_rules(*stops: str, min_tokens: int = 0) -> TextRules:
-    return TextRules(TOKENIZER.token_bytes, StopStrings(stops) if stops else None, min_tokens)
+def text_rules(*stops: str, min_tokens: int = 0, are_shown: bool = False) -> TextRules:
+    searched = StopStrings(stops, are_shown=are_shown) if stops else None
+    return TextRules(TOKENIZER.token_bytes, searched, min_tokens)
 
 
 class Reading:
     """A message that is read in groups of tokens; what came after each number of tokens."""
 
-    def __init__(self, rules: MessageRules, stops: tuple[str, ...] = (), num_delivered: int = 0) -> None:
-        self.message = MessageText(text_rules(*stops), rules, num_delivered)
+    def __init__(self, rules: MessageRules, stops: tuple[str, ...] = (), num_delivered: int = 0, **how: int) -> None:
+        self.message = MessageText(text_rules(*stops, **how), rules, num_delivered)
         self.thought = self.content = ""
         self.calls: dict[int, tuple[str, str]] = {}
         self.reason: str | None = None
@@ -131,7 +134,7 @@ def test_a_second_call_that_is_left_out_ends_the_answer(size: int):
 
 
 PIECES = ["<think>", "</think>", "\n", "<", "a", "🦊", CALL, SECOND, CALL[:20], '{"name"', "é", " two", CODER_CALL]
-PIECES += [CODER_CALL[:50], JSON_CALL, JSON_CALL[:30]]
+PIECES += [f"<think>hm {CALL}", CODER_CALL[:50], JSON_CALL, JSON_CALL[:30]]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.sampled_from([ANSWER, ANSWER + " x", CALL])
 
 
@@ -164,7 +167,66 @@ def test_groups_and_breaks_change_nothing(
         assert rest.read(tokens, [1000, *sizes], reason).all() == whole.all()
 
 
-def test_a_stop_string_ends_a_message_anywhere():
+NOW = RULES[-2]
+THOUGHT = "<think>\nIs 9.8 more\n\nthan 9.11?\n</think>\n\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("text", "stop", "content", "calls"),
+    [
+        (f"{THOUGHT}Yes, 9.8 is.", "9.8", "Yes, ", 0),
+        (f"{THOUGHT}Yes.\n\nAnd more", "\n\n", "Yes.", 0),
+        (f"{THOUGHT}Yes", "</think>", "Yes", 0),
+        (f"{THOUGHT}Yes", "think", "Yes", 0),
+        (f"{THOUGHT}Yes", "?\n</think>\n\nYes", "Yes", 0),
+        (f"{THOUGHT}Yes: {CALL}", "<é", "Yes:", 1),
+        (f"{THOUGHT}Yes: {CALL} so", " so", "Yes:", 1),
+        ("9.8 is more", "9.8", "", 0),
+        ("\n\n9.8", "\n\n", "", 0),
+        ("<thinking", "<t", "", 0),
+        ("<thi", "hi", "<t", 0),
+        (f"<think>9.8 {CALL}", "9.8", "", 1),
+        ("<think>9.8 is more", "9.8", "", 0),
+    ],
+)
+def test_stop_strings_are_searched_in_what_is_no_thought(text: str, stop: str, content: str, calls: int, size: int):
+    read = Reading(NOW, (stop,)).read(ids(text), [size], "length")
+    found = stop in text.rpartition("</think>\n\n")[2].rpartition("<think>9.8 ")[2]
+    assert (read.content, len(read.calls), read.reason) == (content, calls, "stop" if found else "length")
+    assert read.message.text.stop_string == (stop if found else "")
+    if THOUGHT in text:
+        assert read.thought == "Is 9.8 more\n\nthan 9.11?"
+    shown = Reading(NOW, (stop,), are_shown=True).read(ids(text), [size], "length")
+    if found and not calls:
+        assert shown.content == content + stop
+    old = Reading(BOTH, (stop,)).read(ids(text), [size], "length")
+    assert old.reason == ("stop" if stop in text else "length"), "--stop-in-thoughts"
+
+
+def test_min_tokens_count_the_thought():
+    tokens = ids(f"{THOUGHT}9.8 and 9.8")
+    before = len(ids(f"{THOUGHT}9.8 and"))
+    for min_tokens, content in ((0, ""), (before, "9.8 and ")):
+        read = Reading(NOW, ("9.8",), min_tokens=min_tokens).read(tokens, [1], "length")
+        assert (read.content, read.reason) == (content, "stop")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_call_that_ends_a_thought_is_none_of_its_tokens(size: int):
+    before = ids("<think>\nI should.\n")
+    tokens = [*before, *ids(CALL), EOS]
+    read = Reading(NOW).read(tokens, [size], "stop")
+    assert (read.thought, read.content, read.calls) == ("I should.", "", {0: ("f", '{"a": "<é🦊>"}')})
+    assert (read.reason, read.message.text.num_tokens) == ("stop", len(tokens))
+    assert 0 <= read.message.num_thought_tokens - len(before) <= len(ids("<tool_call>")) - 1
+    additions, _ = MessageText(text_rules(), NOW).feed(tokens, "stop")
+    assert [(bool(part.thought), bool(part.calls)) for part, _ in additions] == [(True, False), (False, True)]
+    thought = Reading(NOW).read([*before, *ids(f"{CALL} so"), EOS], [size], "stop")
+    assert thought.message.num_thought_tokens == thought.message.text.num_tokens
+
+
+def test_with_the_old_rule_a_stop_string_ends_a_message_anywhere():
     for stop in ("should", "Well", '"f"'):
         read = Reading(BOTH, (stop,)).read(ids(ANSWER), [3], "length")
         assert read.reason == "stop"

@@ -54,13 +54,58 @@ def test_chat_ids_are_those_of_transformers(tokenizer: Tokenizer):
         )
 
 
-def test_generation_config_knows_all_tokens_that_end_an_answer(tokenizer: Tokenizer, model_copy: Path):
-    eos = json.loads((DEMO_MODEL_DIR / "generation_config.json").read_text())["eos_token_id"]
-    assert list(tokenizer.eos_token_ids) == eos
-    (model_copy / "generation_config.json").unlink()
-    assert Tokenizer(model_copy).eos_token_ids == (
-        json.loads((model_copy / "config.json").read_text())["eos_token_id"],
-    )
+@pytest.mark.parametrize(
+    ("said", "ends", "chat_ends"),
+    [
+        # What Qwen2.5's files say of a base model with a chat's template, and of one whose files agree on nothing.
+        ({"generation_config": 2045}, ["<|endoftext|>"], ["<|endoftext|>", "<|im_end|>"]),
+        ({"tokenizer_config": "<|im_end|>"}, ["<|im_end|>"], ["<|im_end|>"]),
+        (
+            {"generation_config": 2045, "tokenizer_config": {"content": "<|im_end|>"}},
+            ["<|endoftext|>", "<|im_end|>"],
+            ["<|endoftext|>", "<|im_end|>"],
+        ),
+        ({"generation_config": [5], "config": [6, 5]}, [5, 6], [5, 6, "<|im_end|>"]),
+        ({}, [], ["<|im_end|>"]),
+        ({"tokenizer_config": "no token"}, [], ["<|im_end|>"]),
+    ],
+)
+def test_all_files_know_tokens_that_end_a_text(
+    model_copy: Path, said: dict[str, object], ends: list[str | int], chat_ends: list[str | int]
+):
+    for name in ("generation_config", "config", "tokenizer_config"):
+        path = model_copy / f"{name}.json"
+        field = "eos_token" if name == "tokenizer_config" else "eos_token_id"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {field: said.get(name)}))
+    tokenizer = Tokenizer(model_copy)
+    ids = {i if isinstance(i, int) else tokenizer.special_tokens[i] for i in ends}
+    assert set(tokenizer.eos_token_ids) == ids
+    assert set(tokenizer.chat_eos_token_ids) == {
+        i if isinstance(i, int) else tokenizer.special_tokens[i] for i in chat_ends
+    }
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        ("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "<|im_end|>"),
+        ("{% for m in messages %}{{ m.content | trim }}<|im_start|>\n{% endfor %}", "<|im_start|>"),
+        ("{% for m in messages %}{{ m.content }}\n<|im_end|>{% endfor %}", None),  # not directly
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}", None),  # plain text
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", None),
+        ("<|im_end|>", None),  # no answer in it
+        ("{{ raise_exception('no') }}", None),
+    ],
+)
+def test_a_chat_ends_at_the_special_token_behind_an_answer(model_copy: Path, template: str, end: str | None):
+    (model_copy / "chat_template.jinja").write_text(template)
+    (model_copy / "generation_config.json").write_text('{"eos_token_id": 5}')
+    (model_copy / "config.json").write_text("{}")
+    (model_copy / "tokenizer_config.json").unlink()
+    tokenizer = Tokenizer(model_copy)
+    tokenizer.start_rendering()
+    assert tokenizer.eos_token_ids == (5,)
+    assert tokenizer.chat_eos_token_ids == ((5,) if end is None else (5, tokenizer.special_tokens[end]))
 
 
 def test_special_tokens_do_not_show(tokenizer: Tokenizer):

@@ -260,6 +260,78 @@ def test_schemas_that_are_refused(calls: str, parameters: dict[str, Any], reason
     assert reason in check(tools(calls, of=[ToolSchema("f", parameters)]), model.library).reason
 
 
+# What clients send that `auto` takes: as zod, pydantic and MCP servers write it, and what is no schema.
+ODD_VALUES: dict[str, list[Any]] = {
+    "pattern": [r"^(?!\.)(?!.*\.\.)\w+@\w+$", r"^(a)\1$", r"\bx\b", "(", 5],
+    "type": ["any", "String", None, [], ["string", "any"], 5],
+    "enum": [None, [], "a", [2**53 + 1]],
+    "const": [2**53 + 1, -(2**63)],
+    "$ref": ["#/$defs/gone", "http://example.com/x", None, "gone"],
+    "minimum": [None, "5", 10**30],
+    "multipleOf": [0, 2**40, "2", None],
+    "minLength": [None, -1, "2", 1.0],
+    "items": [None, "string", [{"type": "string"}, None]],
+    "anyOf": [None, [], [None], {}],
+    "oneOf": [None, [], [None], {}],
+    "allOf": [None, [], [None], {}],
+    "properties": [None, {"x": None}, {"x": "string"}],
+    "required": [None, "x", [None]],
+    "additionalProperties": [None, "string"],
+    "patternProperties": [None, {"^(?!x)": {"type": "string"}}, {"^a": {}, "b$": {}}],
+    "$schema": [{}, "http://example.com/none"],
+    "format": [{}, None, "none"],
+    "not": [{}],
+    "if": [{}],
+    "x-guidance": [{"none": 1}],
+}
+UNHELD: list[Any] = [{key: value} for key, values in ODD_VALUES.items() for value in values] + [None, "string"]
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+@pytest.mark.parametrize("schema", UNHELD, ids=str)
+def test_a_call_can_be_required_of_a_tool_that_is_not_strict_whatever_its_schema(calls: str, schema: Any):
+    """What no grammar can hold is left out, and what stands beside it holds."""
+    said = {"a": schema, "n": {"type": "integer"}}
+    inner = {"type": "object", "properties": said, "required": ["n"]}
+    parameters = {**inner, "properties": {**said, "deep": inner}, "x-guidance": {"lenient": True}}
+    compiled = grammar(tools(calls, of=[ToolSchema("f", parameters)]), DEMO)
+    text = {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": {"n": 5}}\n</tool_call>',
+        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>",
+        "json": '{"name": "f", "arguments": {"n": 5}}',
+    }[calls]
+    assert DEMO.may_write(compiled, text)
+    assert not DEMO.may_write(compiled, text.replace("5", '"5"'))
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+@pytest.mark.parametrize(
+    "schema",
+    [None, {"type": None}, {"properties": None}, {"required": None}, {"$schema": "x", "additionalProperties": None}],
+)
+def test_parameters_that_are_no_schema_are_any_object(calls: str, schema: dict[str, Any] | None):
+    parameters = schema and {**schema, "x-guidance": {"lenient": True}}
+    assert DEMO.may_write(grammar(tools(calls, of=[ToolSchema("anything", parameters)]), DEMO), RIGHT[calls][-1])
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+@pytest.mark.parametrize("is_lenient", [False, True])
+def test_a_refusal_names_the_tool(calls: str, is_lenient: bool):
+    options: dict[str, Any] = {"x-guidance": {"lenient": True}} if is_lenient else {}
+    for schema, reason in (
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "nsatisfiable"),
+        ({"type": "array", "minItems": 1, "items": {"$ref": "#/properties/a"}}, "never ends"),
+        *([] if is_lenient else [({"const": 2**53 + 1}, "#/properties/a/const is 9007199254740993"),
+                                 ({"const": 2**64}, "#/properties/a/const is 18446744073709551616"),
+                                 ({"type": "any"}, "Invalid type: any")]),
+    ):  # fmt: skip
+        parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"], **options}
+        asked = tools(calls, of=[*TOOLS, ToolSchema("f", parameters), ToolSchema("g", None)])
+        said = check(asked, DEMO.library).reason
+        assert said.startswith("tool 'f': "), said
+        assert reason in said
+
+
 def test_tools_that_are_none(model: Model):
     assert "there are no tools" in check(tools("hermes", of=[]), model.library).reason
     assert "not known" in check(tools("none"), model.library).reason

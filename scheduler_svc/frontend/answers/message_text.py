@@ -1,10 +1,12 @@
 """The message of one sequence: its text taken apart into thought, content and calls, its tokens counted."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from scheduler_svc.frontend.parsing.message import CallPart, MessageParser, MessagePart, MessageRules
 from scheduler_svc.frontend.text.sequence_text import SequenceText, TextRules
+from scheduler_svc.frontend.text.stop_strings import StopSearch
 
 _NOTHING = MessagePart()
 
@@ -25,7 +27,8 @@ class MessageText:
 
     What has been given after the first k tokens does not depend on how the tokens were grouped into calls, as with
     `SequenceText`. Here the text that the client has is needed again: it says where the message stands. The sequence
-    ends where a call begins that is left out, or the model could go on with calls that nobody sees.
+    ends where a call begins that is left out, or the model could go on with calls that nobody sees. Stop strings are
+    searched behind the thought, and in it only if the rules say so.
 
     Args:
         text_rules, rules: of the answer that the sequence belongs to.
@@ -37,12 +40,16 @@ class MessageText:
     """
 
     def __init__(self, text_rules: TextRules, rules: MessageRules, num_delivered: int = 0) -> None:
-        self.text = SequenceText(text_rules)
         self.num_thought_tokens = 0
-        self._parser = MessageParser(rules)
         self._num_delivered = num_delivered
         self._may_think = rules.thought != "none"
-        self._is_one_call = rules.is_one_call
+        self._min_tokens = text_rules.min_tokens
+        search = None
+        if text_rules.stops is not None and self._may_think and not rules.stop_in_thought:
+            search, text_rules = StopSearch(text_rules.stops), replace(text_rules, stops=None)
+        self.text = SequenceText(text_rules)
+        self._parser = MessageParser(rules, search)
+        self._may_end = rules.is_one_call or search is not None  # by what it says
 
     @property
     def has_calls(self) -> bool:
@@ -70,12 +77,15 @@ class MessageText:
         return ([], reason) if self.text.has_ended else self._feed(token_ids[num_old:], finish_reason)
 
     def _feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
-        if len(token_ids) == 1 or not (self._may_think or self._is_one_call):
+        if len(token_ids) == 1 or not (self._may_think or self._may_end):
             part, reason = self._read(token_ids, finish_reason)
             return ([Addition(part, self.text.num_tokens)] if any(part) else []), reason
         # The thought token by token: its tokens are counted.
         thought, reason, num_read = self._read_singly(token_ids, finish_reason, lambda: self._may_think)
         additions = [Addition(thought, self.text.num_tokens)]
+        if thought.calls and 0 < self.num_thought_tokens < self.text.num_tokens:  # which the thought ended with
+            own = Addition(MessagePart(thought.thought), self.num_thought_tokens)
+            additions = [own, Addition(thought._replace(thought=""), self.text.num_tokens)]
         if not self.text.has_ended and (num_read < len(token_ids) or not token_ids):
             part, reason = self._read_answer(token_ids[num_read:], finish_reason)
             additions.append(Addition(part, self.text.num_tokens))
@@ -83,7 +93,7 @@ class MessageText:
 
     def _read_answer(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[MessagePart, str | None]:
         """What is no thought: token by token if it may end by itself."""
-        if not (self._is_one_call and token_ids):
+        if not (self._may_end and token_ids):
             return self._read(token_ids, finish_reason)
         part, reason, _ = self._read_singly(token_ids, finish_reason, lambda: True)
         return part, reason
@@ -103,16 +113,24 @@ class MessageText:
     def _read(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[MessagePart, str | None]:
         text, reason = self.text.feed(token_ids, finish_reason)
         was_thinking = self._may_think and self._parser.is_thinking
-        part = self._parser.feed(text) if text else _NOTHING
+        may_stop = self.text.num_tokens > self._min_tokens
+        part = self._parser.feed(text, may_stop=may_stop) if text else _NOTHING
         if self._may_think:
             is_thinking = self._parser.is_thinking
-            if was_thinking or is_thinking:
+            if (was_thinking or is_thinking) and not self._parser.may_be_call:
                 self.num_thought_tokens = self.text.num_tokens
             self._may_think = is_thinking or not (was_thinking or part.content or part.calls)
-        if reason is None and self._parser.is_over:
+        if self._parser.stop_string or (reason is None and self._parser.is_over):
             self.text.has_ended = True
             reason = "stop"
-        return (part if reason is None else _joined([part, self._parser.flush()])), reason
+        if reason is None:
+            return part, None
+        part = _joined([part, self._parser.flush(may_stop=may_stop)])
+        if self._parser.is_thinking:
+            self.num_thought_tokens = self.text.num_tokens
+        if self._parser.stop_string:
+            self.text.stop_string, reason = self._parser.stop_string, "stop"
+        return part, reason
 
 
 def _joined(parts: Sequence[MessagePart]) -> MessagePart:

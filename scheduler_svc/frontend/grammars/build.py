@@ -1,4 +1,4 @@
-"""From what a request says to a grammar in llguidance's own format. Nothing is checked here: llguidance does that."""
+"""From what a request says to a grammar in llguidance's own format, which checks most of it."""
 
 import json
 from typing import Any
@@ -20,7 +20,8 @@ from scheduler_svc.frontend.grammars.lark import (
     term,
     with_options,
 )
-from scheduler_svc.frontend.grammars.spec import GrammarSpec, ToolGrammar
+from scheduler_svc.frontend.grammars.schemas import prepared
+from scheduler_svc.frontend.grammars.spec import GrammarSpec, ToolGrammar, ToolSchema
 from scheduler_svc.frontend.grammars.thought import any_behind_thought, behind_thought
 from scheduler_svc.frontend.parsing.thought import ThoughtStart
 
@@ -37,7 +38,7 @@ def _answer(spec: GrammarSpec, tokenizer: LLTokenizer) -> str:
     grammar: str
     match spec.kind:
         case "json":
-            grammar = LLMatcher.grammar_from_json_schema(dump(with_options(json.loads(spec.text))))
+            grammar = LLMatcher.grammar_from_json_schema(dump(with_options(prepared(json.loads(spec.text), tokenizer))))
         case "choice":
             # One terminal: of as many rules the parser would have an item for each, and a limit of them.
             choices = " | ".join(map(literal, json.loads(spec.text)))
@@ -49,7 +50,7 @@ def _answer(spec: GrammarSpec, tokenizer: LLTokenizer) -> str:
         case "structural_tag":
             grammar = _tags(json.loads(spec.text), tokenizer)
         case "tools":
-            grammar = _tools(msgspec.json.decode(spec.text, type=ToolGrammar), spec.thought, tokenizer)
+            grammar = _tools(msgspec.convert(json.loads(spec.text), ToolGrammar), spec.thought, tokenizer)
         case "any":
             grammar = grammar_of([f"start: {ANY_TOKENS}"])
     return grammar
@@ -58,6 +59,8 @@ def _answer(spec: GrammarSpec, tokenizer: LLTokenizer) -> str:
 def _tools(asked: ToolGrammar, thought: ThoughtStart, tokenizer: LLTokenizer) -> str:
     if not asked.tools:
         raise ValueError("there are no tools")
+    tools = [ToolSchema(tool.name, tool.parameters and prepared(tool.parameters, tokenizer)) for tool in asked.tools]
+    asked = msgspec.structs.replace(asked, tools=tools, content=asked.content and prepared(asked.content, tokenizer))
     match asked.format:
         case "hermes":
             return hermes_tools(asked, thought, tokenizer)
@@ -79,7 +82,7 @@ def _tags(tags: dict[str, Any], tokenizer: LLTokenizer) -> str:
         name = f"tag_{number}"
         names.append(name)
         end = term(structure["end"], tokenizer)
-        body = f"{literal(begin.removeprefix(trigger))} {json_rule(structure['schema'])} {end}"
+        body = f"{literal(begin.removeprefix(trigger))} {json_rule(prepared(structure['schema'], tokenizer))} {end}"
         if (special := special_token(trigger, tokenizer)) is not None:
             rules.append(f"{name}: TEXT {special} {body}")
         else:

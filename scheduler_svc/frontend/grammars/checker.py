@@ -7,6 +7,7 @@ process. What passes is safe for executors: this process has less stack than the
 A question is a `GrammarSpec`, and its answer a `Checked`; that to the settings is empty.
 """
 
+import json
 import re
 import threading
 
@@ -16,7 +17,8 @@ from llguidance import LLMatcher, LLTokenizer
 from common.grammars import parser_limits
 from common.messages import MAX_GRAMMAR_CHARS
 from scheduler_svc.frontend.grammars.build import build_grammar
-from scheduler_svc.frontend.grammars.spec import Checked, CheckerSettings, GrammarSpec
+from scheduler_svc.frontend.grammars.schemas import SchemaError
+from scheduler_svc.frontend.grammars.spec import Checked, CheckerSettings, GrammarSpec, ToolGrammar
 from scheduler_svc.frontend.helper_process import Answer, answer_questions
 
 STACK_BYTES = 2**20  # an executor's threads have two to eight times that
@@ -25,9 +27,24 @@ _PLACE = re.compile(r"\Aat \d+\(\d+\): |\n +\d+ \| .*\Z", re.DOTALL)  # in a gra
 
 
 def check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
-    """The grammar of a spec, or why it is refused."""
+    """The grammar of a spec, or why it is refused: for the parameters of which tool, if they are at fault."""
+    checked = _check(spec, tokenizer)
+    if not checked.reason or spec.kind != "tools":
+        return checked
+    asked = msgspec.convert(json.loads(spec.text), ToolGrammar)
+    for tool in asked.tools:
+        alone = msgspec.structs.replace(asked, tools=[tool], content=None)
+        text = json.dumps(msgspec.to_builtins(alone))
+        if reason := _check(msgspec.structs.replace(spec, text=text), tokenizer).reason:
+            return Checked(reason=reason if repr(tool.name[:64]) in reason else f"tool {tool.name!r}: {reason}")
+    return checked
+
+
+def _check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
     try:
         grammar = build_grammar(spec, tokenizer)
+    except SchemaError as error:
+        return Checked(reason=str(error))
     except Exception as error:  # the converter of GBNF is a parser of its own, with errors of many kinds
         return Checked(reason=f"it cannot be read: {error}")
     if len(grammar) > MAX_GRAMMAR_CHARS:

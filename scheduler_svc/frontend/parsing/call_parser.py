@@ -18,9 +18,11 @@ class CallParser(ABC):
 
     Attributes:
         tag_begin: the first character of the tags in content; empty if content has none.
+        begin_tags: with which a call may begin; each has `<` at its beginning alone.
     """
 
     tag_begin: ClassVar[str] = "<"
+    begin_tags: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, output: Output) -> None:
         self.output = output

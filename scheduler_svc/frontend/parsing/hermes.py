@@ -1,6 +1,7 @@
 """Calls as Hermes and Qwen3 write them: `<tool_call>`, a JSON object with name and arguments, `</tool_call>`."""
 
 import re
+from typing import ClassVar
 
 from scheduler_svc.frontend.parsing.call_parser import CallParser
 from scheduler_svc.frontend.parsing.held_back import Tags
@@ -18,6 +19,8 @@ class HermesParser(CallParser):
     is an end tag that no call is before. Another object without tags between them is another call. Braces too many
     behind an object are left out. An object that the text ends in before its name is known is left out, too.
     """
+
+    begin_tags: ClassVar[tuple[str, ...]] = (BEGIN,)
 
     def _content(self, text: str, start: int) -> int:
         begin, tag = found = _TAGS.find(text, start)

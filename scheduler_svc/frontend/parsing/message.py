@@ -1,5 +1,6 @@
 """A chat answer's text, taken apart while it arrives: the thought, the content, and calls of tools."""
 
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from scheduler_svc.frontend.parsing.parts import CallPart, MessagePart
 from scheduler_svc.frontend.parsing.plain_json import JsonParser
 from scheduler_svc.frontend.parsing.qwen3_coder import Qwen3CoderParser
 from scheduler_svc.frontend.parsing.thought import ThoughtSplitter, ThoughtStart
+from scheduler_svc.frontend.text.stop_strings import StopSearch
 
 __all__ = ["CallFormat", "CallPart", "MessageParser", "MessagePart", "MessageRules", "ThoughtStart"]
 
@@ -27,36 +29,58 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
         is_one_call: only the first call counts; later ones are left out.
         text_parameters: of each tool, the parameters whose values are texts; formats that write values without JSON
             need them, others leave this empty.
+        stop_in_thought: whether stop strings end the answer in its thought, too; since version 7 of the context, as
+            what follows.
+        calls_in_thought: whether calls that a thought without an end tag ends with are calls.
     """
 
     thought: ThoughtStart = "none"
     calls: CallFormat = "none"
     is_one_call: bool = False
     text_parameters: dict[str, tuple[str, ...]] = {}
+    stop_in_thought: bool = True
+    calls_in_thought: bool = False
 
 
 class MessageParser:
     """Takes one answer's text apart. How the text is cut into pieces changes nothing: the parts, joined, are the same.
 
     Its time grows with the text, not with the text times the number of pieces. It keeps no more of the text than what
-    it holds back: a tag, 64 characters of whitespace, and a bounded number of characters of a call whose name has not
-    come and of a value that may be JSON. `ThoughtSplitter` and the formats' parsers say what becomes of text that is
-    neither one thing nor the other. A tool's name is given as it is written, also if the request has no such tool.
+    it holds back: a tag, 64 characters of whitespace, a bounded number of characters of a call whose name has not come
+    and of a value that may be JSON, what may be calls in a thought, and the beginning of a stop string.
+    `ThoughtSplitter` and the formats' parsers say what becomes of text that is neither one thing nor the other. A
+    tool's name is given as it is written, also if the request has no such tool.
+
+    Args:
+        search: finds a stop string in what is no thought, calls included, as the model writes it; None if none is to be
+            found there.
 
     Attributes:
+        stop_string: that was found; empty if none was. Nothing may be fed then.
         is_thinking: whether the text so far ends inside a thought. A token is one of thinking if this is true before it
             or after it: so the tags count, those that the model writes.
     """
 
-    def __init__(self, rules: MessageRules) -> None:
-        self._thought = ThoughtSplitter(rules.thought)
+    def __init__(self, rules: MessageRules, search: StopSearch | None = None) -> None:
+        self.stop_string = ""
+        self._search = search
         self._output = Output(is_one_call=rules.is_one_call)
-        self._calls = _call_parser(rules, self._output)
+        self._calls = calls = _call_parser(rules, self._output)
+        if rules.calls_in_thought and calls is not None:
+            new_parser = partial(_new_parser, rules)
+            self._thought = ThoughtSplitter(rules.thought, calls.begin_tags, new_parser)
+        else:
+            self._thought = ThoughtSplitter(rules.thought)
 
     @property
     def is_thinking(self) -> bool:
         """See the class."""
         return self._thought.is_thinking
+
+    @property
+    def may_be_call(self) -> bool:
+        """Whether the text so far ends inside a thought, in what is calls if no more of it comes."""
+        return self._thought.may_be_call
 
     @property
     def num_calls(self) -> int:
@@ -73,20 +97,33 @@ class MessageParser:
         """Whether a call has begun that is left out: what comes now is of no use."""
         return self._output.has_left_out
 
-    def feed(self, text: str) -> MessagePart:
-        """What this piece adds. Text that could be the beginning of a tag is held back until that is clear."""
-        thought, rest = self._thought.feed(text)
-        return self._rest(thought, rest)
+    def feed(self, text: str, *, may_stop: bool = True) -> MessagePart:
+        """What this piece adds. Text that could be the beginning of a tag is held back until that is clear.
 
-    def flush(self) -> MessagePart:
+        Args:
+            may_stop: whether a stop string may be found in this piece.
+        """
+        thought, rest = self._thought.feed(text)
+        return self._rest(thought, self._searched(rest, may_stop=may_stop))
+
+    def flush(self, *, may_stop: bool = True) -> MessagePart:
         """The rest at the end of the text: what was held back."""
         thought, rest = self._thought.flush()
-        part = self._rest(thought, rest)
+        rest = self._searched(rest, may_stop=may_stop)
+        part = self._rest(thought, rest if self._search is None else rest + self._search.flush())
         if self._calls is None:
             return part
         self._calls.flush()
         last = self._output.take()
         return MessagePart(thought, part.content + last.content, part.calls + last.calls)
+
+    def _searched(self, text: str, *, may_stop: bool) -> str:
+        """As much of the text as may be shown of it, where stop strings are searched."""
+        if self._search is None or not text:
+            return text
+        text, _ = self._search.feed(text, may_stop=may_stop)
+        self.stop_string = self._search.found
+        return text
 
     def _rest(self, thought: str, text: str) -> MessagePart:
         if self._calls is None or not text:
@@ -110,3 +147,9 @@ def _call_parser(rules: MessageRules, output: Output) -> CallParser | None:
             return Qwen3CoderParser(output, rules.text_parameters)
         case "json":
             return JsonParser(output)
+
+
+def _new_parser(rules: MessageRules) -> CallParser:
+    parser = _call_parser(rules, Output(is_one_call=False))
+    assert parser is not None
+    return parser

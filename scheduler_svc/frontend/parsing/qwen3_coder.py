@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 
 from scheduler_svc.frontend.parsing.call_object import MAX_NAME_CHARS
 from scheduler_svc.frontend.parsing.call_parser import CallParser
@@ -31,6 +32,8 @@ class Qwen3CoderParser(CallParser):
     Args:
         text_parameters: as in `MessageRules`.
     """
+
+    begin_tags: ClassVar[tuple[str, ...]] = (BEGIN, FUNCTION)
 
     def __init__(self, output: Output, text_parameters: Mapping[str, tuple[str, ...]]) -> None:
         super().__init__(output)

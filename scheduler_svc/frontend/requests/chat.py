@@ -58,9 +58,14 @@ def tokenize_chat(
     content = asked_grammar(body.response_format, body.structured_outputs, body)
     grammar = _with_thought(use.grammar_beside(content), thought, thinking)
     message = MessageRules(
-        thought=thought, calls=use.calls, is_one_call=use.is_one_call, text_parameters=use.text_parameters
+        thought=thought,
+        calls=use.calls,
+        is_one_call=use.is_one_call,
+        text_parameters=use.text_parameters,
+        stop_in_thought=thought == "none" or style.stop_in_thoughts,
+        calls_in_thought=thought != "none" and use.calls != "none",
     )
-    request = complete("chatcmpl-", body, [prompt], asked, tokenizer, grammar)
+    request = complete("chatcmpl-", body, [prompt], asked, tokenizer, tokenizer.chat_eos_token_ids, grammar)
     return replace(request, may_shorten=_max_tokens(body) is None, message=message)
 
 

@@ -16,12 +16,14 @@ class ChatStyle:
         calls: how it writes calls of tools; "none" if that is not known, or calls are not to be told from text.
         shows_tools: whether its chat template has a place for tools.
         thinks: whether its thoughts are told from its answers.
+        stop_in_thoughts: whether stop strings end an answer in its thought, too.
         variables: what its chat template may be told beside the conversation, such as `enable_thinking`.
     """
 
     calls: CallFormat = "none"
     shows_tools: bool = False
     thinks: bool = False
+    stop_in_thoughts: bool = False
     variables: frozenset[str] = frozenset()
 
 
@@ -32,4 +34,6 @@ def style_of(template: ChatTemplate | None, options: FrontendOptions) -> ChatSty
     detected = detect(template.source)
     calls = detected.calls if options.tool_parser == "auto" else options.tool_parser
     thoughts = detected.thoughts if options.reasoning_parser == "auto" else options.reasoning_parser
-    return ChatStyle(calls, "tools" in template.variables, thoughts != "none", template.variables)
+    return ChatStyle(
+        calls, "tools" in template.variables, thoughts != "none", options.stop_in_thoughts, template.variables
+    )

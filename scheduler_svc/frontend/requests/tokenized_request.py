@@ -1,6 +1,7 @@
 """From a checked request to what the core is asked to do: token ids, sampling parameters, and where to stop."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -162,7 +163,7 @@ def tokenize_completion(body: CompletionRequest, tokenizer: Tokenizer, max_model
     num_shown_prompt_logprobs = (sum(map(len, prompts)) - len(prompts)) * (num_echoed + num_listed) * body.n
     check_logprobs(asked, len(prompts) * body.n, num_shown_prompt_logprobs)
     grammar = asked_grammar(body.response_format, body.structured_outputs, body)
-    job = complete("cmpl-", body, prompts, asked, tokenizer, grammar)
+    job = complete("cmpl-", body, prompts, asked, tokenizer, tokenizer.eos_token_ids, grammar)
     return replace(job, echo=body.echo, is_prompt_only=body.max_tokens == 0)
 
 
@@ -172,11 +173,17 @@ def complete(
     prompts: list[list[int]],
     asked: m.SamplingParams,
     tokenizer: Tokenizer,
+    eos_token_ids: Sequence[int],
     grammar: AskedGrammar | None,
 ) -> TokenizedRequest:
-    """The request with its parameters complete; `asked` has those that each endpoint names in its own way."""
+    """The request with its parameters complete.
+
+    Args:
+        asked: those that each endpoint names in its own way.
+        eos_token_ids: tokens that end the answer unless the request ignores them.
+    """
     check_token_ids("stop_token_ids", body.stop_token_ids, tokenizer.vocab_size)
-    eos = () if body.ignore_eos else tokenizer.eos_token_ids
+    eos = () if body.ignore_eos else eos_token_ids
     stop_token_ids = tuple(dict.fromkeys([*eos, *body.stop_token_ids]))
     if grammar is not None:
         check_can_end(stop_token_ids, ignores_eos=body.ignore_eos)

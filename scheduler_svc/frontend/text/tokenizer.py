@@ -5,6 +5,7 @@ installed (2.5 s measured), and the scheduler service never imports torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from common.errors import CheckpointError, RequestRejected
 from common.model_reading import read_model_json, whole_numbers
 from common.tokenizer_file import MAX_VOCAB_SIZE, read_tokenizer_file, text_growth
 from common.vocabulary import checked_vocab_size
-from scheduler_svc.frontend.text.chat_template import ChatTemplate
+from scheduler_svc.frontend.text.chat_template import ChatTemplate, special_tokens_of
 from scheduler_svc.frontend.text.detokenizer import token_byte_table
 from scheduler_svc.frontend.text.template_program import Ending
 from scheduler_svc.frontend.text.token_bound import characters_per_token
@@ -69,6 +70,8 @@ class Tokenizer:
         characters_per_token: at most; None if that cannot be known.
         special_tokens: ids of special tokens, by their texts.
         closing_ids: tokens that the tokenizer adds behind each text.
+        eos_token_ids: tokens that end a text: those of generation_config.json, of config.json and of
+            tokenizer_config.json, which often know one each.
         max_positions: of a sequence, as config.json says; 0 if it does not.
         hidden_size: values of a hidden state, as config.json says; 0 if it does not.
         chat_template: of the model, if it has one.
@@ -112,7 +115,8 @@ class Tokenizer:
         self.vocab_size = checked_vocab_size(folder / "config.json", stated)
         self.token_lengths = np.array([len(self.all_token_bytes.get(i, b"")) for i in range(self.vocab_size)], np.int32)
         generation = whole_numbers(read_model_json(folder / "generation_config.json", dict) or {})
-        self.eos_token_ids = _eos_token_ids(folder, generation, config)
+        own_eos = self._tokenizer.token_to_id(special_tokens_of(settings).get("eos_token", ""))
+        self.eos_token_ids = self._ends(*_eos_token_ids(folder, generation, config), own_eos)
         self.sampling_defaults = _sampling_defaults(folder, generation)
         self.chat_template = ChatTemplate.of_model(folder, settings)
         try:
@@ -120,6 +124,14 @@ class Tokenizer:
             self.closing_ids = self._closing_ids()
         except RequestRejected as error:
             raise CheckpointError(f"{path} cannot be used: {error}") from error
+
+    @cached_property
+    def chat_eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a chat's answer: also the special token, if it is one, that the chat template writes directly
+        behind an assistant's content. Blocks where the template has not been asked: `start_rendering` asks it."""
+        behind = "" if self.chat_template is None else self.chat_template.behind_answer()
+        written = [token for token in self.special_tokens if token and behind.startswith(token)]
+        return self._ends(*self.eos_token_ids, *(self.special_tokens[token] for token in sorted(written, key=len)[-1:]))
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text. Raises RequestRejected if one is not Unicode (JSON can hold half a character), if the
@@ -144,6 +156,10 @@ class Tokenizer:
             ids += [encoding.ids for encoding in encodings]
         return ids
 
+    def _ends(self, *token_ids: int | None) -> tuple[int, ...]:
+        """Those that the model can generate, each once."""
+        return tuple(dict.fromkeys(i for i in token_ids if i is not None and i < self.vocab_size))
+
     def _closing_ids(self) -> tuple[int, ...]:
         """What stands behind a text's own tokens; the tokenizer may put some in front of them, too."""
         [own] = self.encode(["a"], add_special_tokens=False)
@@ -152,10 +168,11 @@ class Tokenizer:
         return tuple(whole[starts[0] + len(own) :]) if starts and own else ()
 
     def start_rendering(self) -> None:
-        """Start the process that renders chats, if the model has a chat template. Raises CheckpointError if that cannot
-        be compiled, and HelperUnavailable."""
+        """Start the process that renders chats, if the model has a chat template, and ask where its answers end. Raises
+        CheckpointError if it cannot be compiled, and HelperUnavailable."""
         if self.chat_template is not None:
             _ = self.chat_template.variables
+        _ = self.chat_eos_token_ids
 
     def render_chat(
         self,
@@ -194,19 +211,16 @@ def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
         yield portion
 
 
-def _eos_token_ids(folder: Path, generation: Mapping[str, Any], config: _ModelConfig) -> tuple[int, ...]:
-    """Tokens that end an answer: generation_config.json knows all of them, config.json often only one."""
-    eos = config.eos_token_id
-    if (stated := generation.get("eos_token_id")) is not None:
-        try:
-            eos = msgspec.convert(stated, EosTokens)
-        except msgspec.ValidationError as error:
-            raise CheckpointError(
-                f"{folder / 'generation_config.json'} has eos_token_id {stated!r:.80}: {error}"
-            ) from error
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+def _eos_token_ids(folder: Path, generation: Mapping[str, Any], config: _ModelConfig) -> list[int]:
+    """Tokens that end a text, as generation_config.json and config.json have them."""
+    try:
+        stated = msgspec.convert(generation.get("eos_token_id"), EosTokens | None)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(
+            f"{folder / 'generation_config.json'} has eos_token_id {generation['eos_token_id']!r:.80}: {error}"
+        ) from error
+    both = (stated, config.eos_token_id)
+    return [i for eos in both if eos is not None for i in ([eos] if isinstance(eos, int) else eos)]
 
 
 def _sampling_defaults(folder: Path, generation_config: Mapping[str, Any]) -> SamplingDefaults:
