@@ -27,8 +27,11 @@ class CalledTool(Struct, frozen=True, array_like=True):
 
 
 class CustomInput:
-    """Give the input as the arguments come. Hold arguments that do not begin as they should until their end: then a text
-    that is all they have is the input, and of anything else they themselves are."""
+    """Give the input as the arguments come.
+
+    Hold arguments that do not begin as they should until their end: then a text that is all they have is the input, and
+    of anything else they themselves are.
+    """
 
     def __init__(self) -> None:
         self._held = ""
