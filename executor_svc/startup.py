@@ -311,7 +311,7 @@ def _with_stored_head(config: Qwen3Config, checkpoint: Checkpoint, tasks: tuple[
             raise CheckpointError(f"{SCORE} has {labels} labels, and only a classifier of one label can be served")
         return msgspec.structs.replace(config, tied=False, score_token=token_of(checkpoint.folder, "yes"))
     if config.tied and has_other_head(checkpoint):
-        log.warning(f"not tied: {HEAD} differs from the embedding")
+        log.warning("not tied: lm_head.weight differs from the embedding")
         return msgspec.structs.replace(config, tied=False)
     if tasks == ("embed",) and HEAD not in checkpoint.names:
         return msgspec.structs.replace(config, tied=True)  # it has no head, and needs none

@@ -86,8 +86,8 @@ def _tokens(grammar: str) -> list[_Token]:
 
 
 def _definitions(tokens: list[_Token]) -> _Definitions:
-    """The grammar's rules and terminals by their names. A definition goes on over lines that begin with `|`, or while a
-    parenthesis is open."""
+    """Find the grammar's rules and terminals by their names. A definition goes on over lines that begin with `|`, or
+    while a parenthesis is open."""
     found = _Definitions()
     for statement in _statements(tokens):
         first = statement[0]
@@ -139,7 +139,7 @@ def _plain(name: str) -> str:
 
 
 class _Expansion:
-    """Puts the definitions into each other.
+    """Put the definitions into each other.
 
     Args:
         definitions: of the grammar.
@@ -154,7 +154,7 @@ class _Expansion:
             self._gap = f"(?:{'|'.join(self._choices(body, is_rule=False) for body in definitions.ignored)})*"
 
     def pattern_of(self, name: str) -> str:
-        """The pattern of a definition."""
+        """Write the pattern of a definition."""
         if name in self._patterns:
             return self._patterns[name]
         if name in self._open:
@@ -190,7 +190,7 @@ class _Expansion:
 
 
 class _Reader:
-    """Reads the expressions of one definition.
+    """Read the expressions of one definition.
 
     Args:
         atom: gives the pattern of a name, a string, a regular expression, or what is a pattern already.
@@ -203,7 +203,7 @@ class _Reader:
         self._size = 0  # of all that was read
 
     def whole(self) -> str:
-        """The pattern of all tokens."""
+        """Write the pattern of all tokens."""
         pattern = self._choices()
         if (token := self._peek()) is not None:
             raise ValueError(f"line {token.line} has {token.text!r} where its rule has to end")

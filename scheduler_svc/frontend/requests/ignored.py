@@ -38,8 +38,8 @@ class IgnoredNames:
             self._names[f"{place}.{short}" if place else short] = None
 
     def leave_out(self, place: str, kind: str) -> None:
-        """A part that means something to the client, such as an image among `messages.content`: its answer's header
-        `x-baton-left-out` names it.
+        """Note a part that means something to the client, such as an image among `messages.content`. The answer's
+        header `x-baton-left-out` names it.
 
         Args:
             kind: in ASCII, and one of a few: it is sent back.
@@ -47,11 +47,11 @@ class IgnoredNames:
         self._parts[f"{place}[{kind}]"] = None
 
     def names(self) -> tuple[str, ...]:
-        """All that is ignored, in its order."""
+        """Return all that is ignored, in its order."""
         return (*self._parts, *self._names)
 
     def left_out(self) -> tuple[str, ...]:
-        """The parts among them."""
+        """Return the parts among them."""
         return tuple(self._parts)
 
 

@@ -23,7 +23,7 @@ _RESULTS = ("content", "output")  # of a tool's result, which is a block or an i
 
 
 def without_old_media(messages: Any, info: ValidationInfo) -> Any:
-    """Messages, or items of Responses, with a text in the place of each old image, sound, video and file.
+    """Put a text in the place of each old image, sound, video and file of messages, or of items of Responses.
 
     All are old but those in the last message, if that is the user's: what a tool gave is old, too, as the model asked
     for it. With `--images refuse` none is.
@@ -37,7 +37,7 @@ def without_old_media(messages: Any, info: ValidationInfo) -> Any:
 
 
 def _without(message: Any, noted: IgnoredNames, place: str, *, is_new: bool) -> Any:
-    """A message, or an item that is a tool's result."""
+    """Replace the parts of a message, or of an item that is a tool's result."""
     if not isinstance(message, dict):
         return message
     is_new = is_new and message.get("role") == "user"

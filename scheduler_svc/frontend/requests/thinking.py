@@ -102,7 +102,7 @@ def asked_thinking(effort: str | None, budget: int | None, variables: Mapping[st
 def said_of_thinking(
     fields: ThinkingFields, reasoning: ChatReasoning | None, effort: str | None, variables: Mapping[str, Any]
 ) -> tuple[str | None, int | None, dict[str, Any]]:
-    """Effort, budget and variables of the chat template that all names together ask for.
+    """Return the effort, the budget and the variables of the chat template that all names together ask for.
 
     Args:
         effort: `reasoning_effort`.
@@ -146,7 +146,7 @@ def _is_on(thinking: bool | ThinkingSwitch | None) -> bool | None:
 
 
 def _agreed(said: Mapping[str, Any]) -> Any:
-    """The value of all that say one; None if none does."""
+    """Return the value of all that say one; None if none does."""
     values = {name: value for name, value in said.items() if value is not None}
     first = next(iter(values), "")
     for name, value in values.items():

@@ -27,8 +27,11 @@ class CalledTool(Struct, frozen=True, array_like=True):
 
 
 class CustomInput:
-    """Gives the input as the arguments come. Arguments that do not begin as they should wait for their end: then a text
-    that is all there is counts as the input, and of anything else the arguments themselves."""
+    """Give the input as the arguments come.
+
+    Hold arguments that do not begin as they should until their end: then a text that is all they have is the input, and
+    of anything else they themselves are.
+    """
 
     def __init__(self) -> None:
         self._held = ""
@@ -36,7 +39,7 @@ class CustomInput:
         self._string: JsonString | None = None
 
     def feed(self, arguments: str) -> str:
-        """What these arguments add to the input."""
+        """Return what these arguments add to the input."""
         if self._string is not None:
             return self._string.read(arguments, 0)[1]
         if len(self._held) > _MAX_UNDECIDED_CHARS:
@@ -50,7 +53,7 @@ class CustomInput:
         return self._string.read(self._held, match.end())[1]
 
     def end(self) -> str:
-        """The rest of the input."""
+        """Return the rest of the input."""
         if self._string is not None:
             return ""
         whole = self._held + "".join(self._rest)

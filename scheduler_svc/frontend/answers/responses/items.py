@@ -184,11 +184,11 @@ class OpenCustomCall(OpenCall):
         return OutputCustomCall(self._id, status, self._call_id, tool.name, self.text, tool.namespace or UNSET)
 
     def grown(self, text: str, logprobs: Sequence[Entry] | None = None) -> Iterator[NumberedEvent]:
-        """What new text of the arguments adds to the input."""
+        """Give the events of what new text of the arguments adds to the input."""
         yield from self._added(self._input.feed(text))
 
     def ended(self, status: ItemStatus) -> Iterator[NumberedEvent]:
-        """The whole input, and the item."""
+        """Give the events of the whole input, and of the item."""
         yield from self._added(self._input.end())
         yield "response.custom_tool_call_input.done", InputData(self._id, self._index, self.text)
         yield "response.output_item.done", ItemData(self._index, self.item(status))

@@ -49,7 +49,7 @@ class ResponseChat(NamedTuple):
 
 
 def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ResponseChat:
-    """The chat of a request. Raises ApiError (400) for what no chat can be.
+    """Make the chat of a request. Raises ApiError (400) for what no chat can be.
 
     Args:
         items: of the whole conversation, without references.

@@ -85,7 +85,7 @@ ResponseTool = Annotated[FunctionTool | CustomTool | NamespaceTool, Field(discri
 
 
 def _without_hosted(tools: Any, info: ValidationInfo) -> Any:
-    """The tools that the client runs. Others are left out, and the answer says so: the model does without them."""
+    """Leave out tools that the client does not run, and note them: the model does without them."""
     if not isinstance(tools, list):
         return tools
     return [tool for tool in tools if not _is_left_out(tool, info.context)]
@@ -122,7 +122,7 @@ class FlatTools(NamedTuple):
 
 
 def flat_tools(tools: Sequence[ResponseTool], later: Iterable[ResponseTool]) -> FlatTools:
-    """The tools of a request.
+    """Make a request's tools those of a chat.
 
     Args:
         later: those that items of its conversation add; one of these takes the place of one before it with its name.
@@ -142,13 +142,13 @@ def flat_tools(tools: Sequence[ResponseTool], later: Iterable[ResponseTool]) -> 
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """By which the model calls a tool."""
+    """Return the name by which the model calls a tool."""
     return f"{namespace}.{name}" if namespace else name
 
 
 def flat_choice(choice: ToolChoice | None, tools: FlatTools) -> ToolChoice | None:
-    """The choice, by the names that the model knows: a tool in a namespace may be named without it, if it is the only
-    one of this name."""
+    """Name the chosen tools as the model knows them: one in a namespace may be named without it, if it is the only one
+    of this name."""
     if choice is None or choice.names is None:
         return choice
     short: dict[str, list[str]] = {}
@@ -163,7 +163,7 @@ def flat_choice(choice: ToolChoice | None, tools: FlatTools) -> ToolChoice | Non
 
 
 def choice_of(value: Any) -> ToolChoice:
-    """`tool_choice` in the forms that Responses has: those of chats, without a level of nesting."""
+    """Read `tool_choice` in the forms that Responses has: those of chats, without a level of nesting."""
     match value:
         case {"type": "function" | "custom", "name": str()}:
             return read_choice(_nested(value))
@@ -226,7 +226,7 @@ def _tool(name: str, tool: FunctionTool | CustomTool, space: NamespaceTool | Non
 
 
 def _custom_parameters(name: str, form: InputFormat | None) -> dict[str, Any]:
-    """The one argument of a custom tool, as the model is shown it and as its calls have to be."""
+    """Describe the one argument of a custom tool, as the model is shown it and as its calls have to be."""
     has_grammar = form is not None and form.type == "grammar"
     words = "The whole input, as plain text."
     free: dict[str, Any] = {"type": "string"}
@@ -247,7 +247,7 @@ def _object_of(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pattern(name: str, form: InputFormat) -> str:
-    """The grammar as a regular expression. Raises ApiError (400) if it is none."""
+    """Write the grammar as a regular expression. Raises ApiError (400) if it is none."""
     if form.syntax is None or form.definition is None:
         raise _refused(f"The format of the custom tool {name!r} needs 'syntax' and 'definition'.")
     if form.syntax == "regex":
