@@ -24,7 +24,11 @@ CONTEXT = AnswerContext(
     prompt_logprobs=4,
     is_prompt_only=True,
     message=MessageRules(
-        thought="may_open", calls="qwen3_coder", is_one_call=True, text_parameters={"f": ("a", "b"), "g": ()}
+        thought="may_open",
+        calls="qwen3_coder",
+        is_one_call=True,
+        text_parameters={"f": ("a", "b"), "g": ()},
+        other_kinds={"f": {"b": ("null",)}},
     ),
     has_chunk_usage=True,
     hides_thought=True,
@@ -48,11 +52,11 @@ FIELDS = msgspec.msgpack.decode(CONTEXT.encode())
         b"\xc1",
         CONTEXT.encode()[:-1],
         msgspec.msgpack.encode({"version": 1}),
-        msgspec.msgpack.encode([7, *FIELDS[1:]]),
+        msgspec.msgpack.encode([8, *FIELDS[1:]]),
         msgspec.msgpack.encode([*FIELDS, "of a later version"]),
         msgspec.msgpack.encode([*FIELDS[:4], 0, *FIELDS[5:]]),
     ],
-    ids=["nothing", "noise", "cut off", "a map", "version 7", "more fields", "no prompts"],
+    ids=["nothing", "noise", "cut off", "a map", "version 8", "more fields", "no prompts"],
 )
 def test_what_another_version_wrote(data: bytes):
     with pytest.raises(RequestRejected, match="this version of Baton cannot go on") as caught:
@@ -97,3 +101,10 @@ def test_version_5_was_of_no_trace():
     fields = [5, *FIELDS[1:-1]]
     asked = AnswerContext.decode(msgspec.msgpack.encode(fields))
     assert (asked.version, asked.fills_window, asked.traceparent) == (5, True, "")
+
+
+def test_version_6_had_texts_that_are_nothing_else():
+    fields = [6, *FIELDS[1:]]
+    fields[fields.index(msgspec.to_builtins(CONTEXT.message))] = ["may_open", "hermes", False, {"f": ["a"]}]
+    asked = AnswerContext.decode(msgspec.msgpack.encode(fields))
+    assert asked.message == MessageRules(thought="may_open", calls="hermes", text_parameters={"f": ("a",)})

@@ -34,7 +34,7 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         prompt_logprobs: log-probabilities of each prompt token that a whole answer lists: as in `SamplingParams`, but
             without those that `echo` needs.
         is_prompt_only: whether no generated token is shown, though the core had to be asked for one.
-        message: how a chat's text is taken apart; since version 4, as what follows.
+        message: how a chat's text is taken apart; since version 4, as what follows. Its `other_kinds` since version 7.
         has_chunk_usage: whether every chunk of the stream carries the usage so far.
         hides_thought: whether the answer is without its thought.
         fills_window: whether it may have as many tokens as the model's positions leave, which are fewer than the client
@@ -42,7 +42,7 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         traceparent: W3C's name of the span of the request, if it is traced; since version 6.
     """
 
-    version: Literal[1, 2, 3, 4, 5, 6] = 6
+    version: Literal[1, 2, 3, 4, 5, 6, 7] = 7
     kind: AnswerKind
     created: int
     model: str

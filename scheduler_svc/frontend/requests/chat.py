@@ -51,7 +51,11 @@ def tokenize_chat(
     content = asked_grammar(body.response_format, body.structured_outputs, body)
     grammar = _with_thought(use.grammar_beside(content), thought, thinking)
     message = MessageRules(
-        thought=thought, calls=use.calls, is_one_call=use.is_one_call, text_parameters=use.text_parameters
+        thought=thought,
+        calls=use.calls,
+        is_one_call=use.is_one_call,
+        text_parameters=use.text_parameters,
+        other_kinds=use.other_kinds,
     )
     request = complete("chatcmpl-", body, [prompt], asked, tokenizer, grammar)
     return replace(request, may_shorten=_max_tokens(body) is None, message=message)

@@ -22,6 +22,7 @@ from scheduler_svc.frontend.answers.responses.objects import (
     TextData,
 )
 from scheduler_svc.frontend.answers.responses.thoughts import sealed_thought
+from scheduler_svc.frontend.parsing.json_value import is_object
 
 
 class OpenItem(ABC):
@@ -151,7 +152,9 @@ class OpenCall(OpenItem):
         self._function = name
 
     def item(self, status: ItemStatus) -> OutputCall:
-        """As it is now."""
+        """As it is now. One whose arguments are no JSON is not complete, also if more items follow."""
+        if status == "completed" and not is_object(self.text):
+            status = "incomplete"
         return OutputCall(self._id, status, self._call_id, self._function, self.text)
 
     def grown(self, text: str, logprobs: Sequence[Entry] | None = None) -> Iterator[NumberedEvent]:
