@@ -105,6 +105,6 @@ def test_version_5_was_of_no_trace():
 
 def test_version_6_had_texts_that_are_nothing_else():
     fields = [6, *FIELDS[1:]]
-    fields[fields.index(msgspec.to_builtins(CONTEXT.message))] = ["may_open", "hermes", False, {"f": ["a"]}]
+    fields[AnswerContext.__struct_fields__.index("message")] = ["may_open", "hermes", False, {"f": ["a"]}]
     asked = AnswerContext.decode(msgspec.msgpack.encode(fields))
     assert asked.message == MessageRules(thought="may_open", calls="hermes", text_parameters={"f": ("a",)})

@@ -15,9 +15,7 @@ from llguidance import LLTokenizer
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.grammars.checker import check
 from scheduler_svc.frontend.grammars.spec import GrammarSpec, ToolGrammar, ToolSchema
-from scheduler_svc.frontend.parsing.message import MessageRules
-from scheduler_svc.frontend.parsing.text_parameters import text_parameters
-from tests.frontend.messages import Message, parsed
+from tests.frontend.messages import Message, parsed, rules_of
 from tests.frontend.walks import goes_on_alike, is_allowed, walk
 from tests.support.effort import examples
 from tests.support.json_schemas import TREE, schemas
@@ -92,8 +90,7 @@ def grammar(spec: GrammarSpec, model: Model) -> str:
 
 
 def message(text: str, calls: Any, thought: Any = "none") -> Message:
-    texts = {tool.name: text_parameters(tool.parameters) for tool in TOOLS}
-    rules = MessageRules(thought=thought, calls=calls, text_parameters=texts)
+    rules = rules_of({tool.name: tool.parameters for tool in TOOLS}, thought, calls)
     whole = parsed(rules, [text])
     assert parsed(rules, text) == whole
     return whole
@@ -299,7 +296,7 @@ def test_values_of_qwen3_coder(schema: dict[str, Any], right: list[str], wrong: 
 
     assert [value for value in right if not model.may_write(compiled, call(value))] == []
     assert [value for value in wrong if model.may_write(compiled, call(value))] == []
-    rules = MessageRules(calls="qwen3_coder", text_parameters={"f": text_parameters(parameters)})
+    rules = rules_of({"f": parameters})
     for value in right:
         [(_, arguments)] = parsed(rules, [call(value)]).calls
         assert not list(Draft202012Validator(parameters).iter_errors(json.loads(arguments)))
@@ -341,7 +338,7 @@ def test_arguments_follow_random_schemas(properties: dict[str, Any], calls: str,
     assume(not checked.reason)
     phrases = [DEMO.tokens(phrase) for phrase in PHRASES]
     tokens, is_whole = walk(DEMO.library, checked.grammar, phrases, seed)
-    rules = MessageRules(calls=calls, text_parameters={"f": text_parameters(parameters)})  # type: ignore[arg-type]
+    rules = rules_of({"f": parameters}, calls=calls)
     _, content, made = parsed(rules, [DEMO.text(tokens)])
     if is_whole:
         [(_, arguments)] = made
