@@ -149,6 +149,7 @@ PHRASES = [
     "\n</parameter>",
     "</function>",
     "\n</tool_call>",
+    "\n<parameter=x>",
     "</think>",
     '"',
     "}",
@@ -247,6 +248,7 @@ def test_names_that_a_format_cannot_write(model: Model):
         ("json", {"not": {"type": "null"}}, "Unimplemented keys"),
         ("qwen3_coder", {"anyOf": [{"type": "object"}]}, "cannot follow 'anyOf'"),
         ("qwen3_coder", {"properties": {"a": {"type": "string", "format": "uuid"}}}, "cannot follow 'format'"),
+        ("qwen3_coder", {"properties": {"a": {"oneOf": [{"type": "string"}, {"const": "x"}]}}}, "cannot follow 'oneOf'"),
         ("qwen3_coder", {"properties": {"a>": {}}}, "name of parameter 'a>'"),
         ("qwen3_coder", {"properties": {"a": False}}, "no schema that a parameter can follow"),
         ("qwen3_coder", {"properties": {"a": {"enum": ["</parameter>"]}}}, "no text in this format can be one of"),
@@ -283,12 +285,21 @@ def test_schemas_with_references(calls: str, model: Model):
         ({"type": "string", "maxLength": 2}, ["", "ab"], ["abc"]),
         ({"const": "x y"}, ["x y"], ["x"]),
         ({"type": ["string", "null"]}, ["", "null", "a\n"], []),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["x", "null", "1.10", '"x"'], []),
+        ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}, ["x", "null"], ["nul1", '"abc"']),
+        ({"oneOf": [{"enum": ["a", "null"]}, {"type": "null"}]}, ["a", "null"], ["b"]),
+        ({"allOf": [{"type": "string"}, {"maxLength": 3}], "minLength": 2}, ["ab", "1.5"], ["a", "null"]),
+        ({"$ref": "#/$defs/name"}, ["abc", "null"], ["abcd", "ab"]),
+        ({"type": "string"}, ["</function> so", "a <parameter=b>", "</function>"],
+         ["</function>\n</tool_call>", "x</function></function>", "\n<parameter=b>", "<parameter=b> x"]),
+        ({}, ["x <function=f>", "[1", "5"], ["5</function>", '{"a": "</function>"}', "\n<parameter=b>"]),
         ({"type": ["integer", "string"]}, ["5", '"</parameter>"'], ["x"]),
     ],
 )
 def test_values_of_qwen3_coder(schema: dict[str, Any], right: list[str], wrong: list[str], model: Model):
     """A text is written as it is, other values as JSON."""
-    parameters = {"properties": {"a": schema}, "required": ["a"]}
+    name = {"type": ["string", "null"], "pattern": "^[a-c]+$", "minLength": 3, "maxLength": 3}
+    parameters = {"properties": {"a": schema}, "required": ["a"], "$defs": {"name": name}}
     compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), model)
 
     def call(value: str) -> str:

@@ -12,6 +12,7 @@ ARGUMENTS = ("arguments", "parameters")
 
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _NO_SEPARATOR = re.compile(r"[^ \t\r\n,]")
+_SAID_AS_WRITTEN = re.compile(r'[^"\\]+')
 _FIRST_OF_ARGUMENTS = "{nN"  # of an object, or of null
 
 
@@ -64,6 +65,11 @@ class CallObject:
         held = self._value.held if self._is_kept and not self.has_arguments else ""
         self._value = JsonValue()
         return held
+
+    def end(self) -> None:
+        """The text ends. Arguments that are whole are, also if the string that says them is not."""
+        if self._step == self._read_decoded and self._value.is_complete:
+            self.has_arguments = True
 
     def close(self) -> None:
         """Complete the object, where a tag stands behind it and shows that brackets are missing, if that is all."""
@@ -140,27 +146,45 @@ class CallObject:
             self._step = self._read_member
 
     def _read_decoded(self, text: str, start: int) -> int:
-        """Arguments as a string says them."""
-        end, decoded = self._string.read(text, start)
-        if self._value.is_blank:
-            decoded = decoded.lstrip(SPACES)
-            if decoded and decoded[0] not in _FIRST_OF_ARGUMENTS:
-                self.is_broken = True
-                return end
-        stop = self._value.read(decoded, 0)
-        if self._string.is_closed:
-            if self._value.is_blank:
-                self._value.read("null", 0)
-            self._value.end()
-            self._value.close()
+        """Arguments as a string says them: so much of it as is written as it is said, or else a character."""
+        match = _SAID_AS_WRITTEN.match(text, start) if self._string.says("") else None
+        end = match.end() if match else start + 1
+        _, decoded = self._string.read(text[start:end], 0)
+        stop = self._read_said(decoded)
         self._keep(self._value.take())
-        if decoded[stop:].strip(SPACES) or (self._string.is_closed and not self._value.is_complete):
-            self.is_broken = True
-            self._keep(self.take_held() + decoded[stop:])
-        elif self._string.is_closed:
-            self.has_arguments = True
-            self._step = self._read_member
+        if self._string.is_closed and not self.is_broken:
+            self._end_decoded()
+        if not self.is_broken:
+            return end
+        if match:
+            return start + stop
+        self._keep(self.take_held() + decoded[stop:])
         return end
+
+    def _read_said(self, text: str) -> int:
+        """Read on in what the string says; where that ends, or cannot be arguments."""
+        start = 0
+        if self._value.is_blank or self._value.is_complete:
+            start = len(text) - len(text.lstrip(SPACES))
+            if text[start:] and (self._value.is_complete or text[start] not in _FIRST_OF_ARGUMENTS):
+                self.is_broken = True
+                return start
+        stop = self._value.read(text, start)
+        self.is_broken = self._value.is_broken or bool(text[stop:].strip(SPACES))
+        return stop
+
+    def _end_decoded(self) -> None:
+        """The string ends, and shows that brackets are missing. Nothing in it is an object without arguments."""
+        if self._value.is_blank:
+            self._value.read("null", 0)
+        self._value.end()
+        self._value.close()
+        self._keep(self._value.take())
+        self.end()
+        if self.has_arguments:
+            self._step = self._read_member
+        else:
+            self.is_broken = True
 
     def _keep(self, value: str) -> None:
         if self._is_kept and value:

@@ -69,9 +69,11 @@ class ObjectCall:
         Args:
             held: text that could not be read.
         """
+        self._object.end()
         if not self.is_call:
             self._output.add_content("".join(self._undecided) + held)
         elif self.is_whole:
+            self._output.end_call()
             self._output.add_content(held)
         else:
             self._output.add_arguments(self._object.take_held() + held)

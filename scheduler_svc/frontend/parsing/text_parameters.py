@@ -41,10 +41,10 @@ class Schemas:
         if id(schema) not in self._kinds:
             self._kinds[id(schema)] = KINDS  # where it refers to itself
             kinds = _own_kinds(schema)
-            for part in self._all_of(schema):
+            for part in self.all_of(schema):
                 kinds &= self.kinds(part, depth + 1)
-            for parts in _any_of(schema):
-                kinds &= frozenset().union(*(self.kinds(part, depth + 1) for part in parts))
+            for parts in any_of(schema):
+                kinds &= {kind for part in parts for kind in self.kinds(part, depth + 1)}
             self._kinds[id(schema)] = kinds
         return self._kinds[id(schema)]
 
@@ -52,7 +52,13 @@ class Schemas:
         """The types of each property that the schema names, itself or in a part."""
         return self._properties(self._root, 0)
 
-    def referred(self, schema: dict[str, Any]) -> Any:
+    def all_of(self, schema: dict[str, Any]) -> list[Any]:
+        """Schemas that hold beside one, as it says."""
+        parts = schema.get("allOf")
+        referred = self._referred(schema)
+        return [*(parts if isinstance(parts, list) else ()), *([] if referred is None else [referred])]
+
+    def _referred(self, schema: dict[str, Any]) -> Any:
         """What `$ref` points to, in the same document; None if there is none, or it points elsewhere."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
@@ -75,9 +81,9 @@ class Schemas:
         self._visited.add(id(schema))
         named = schema.get("properties")
         found = {name: self.kinds(each) for name, each in named.items()} if isinstance(named, dict) else {}
-        for part in self._all_of(schema):
+        for part in self.all_of(schema):
             _intersect(found, self._properties(part, depth + 1))
-        for parts in _any_of(schema):
+        for parts in any_of(schema):
             either: dict[str, Kinds] = {}
             for part in parts:
                 for name, kinds in self._properties(part, depth + 1).items():
@@ -85,13 +91,9 @@ class Schemas:
             _intersect(found, either)
         return found
 
-    def _all_of(self, schema: dict[str, Any]) -> list[Any]:
-        parts = schema.get("allOf")
-        referred = self.referred(schema)
-        return [*(parts if isinstance(parts, list) else ()), *([] if referred is None else [referred])]
 
-
-def _any_of(schema: dict[str, Any]) -> Iterable[list[Any]]:
+def any_of(schema: dict[str, Any]) -> Iterable[list[Any]]:
+    """Lists of schemas of which one has to hold beside a schema, as it says."""
     return (parts for key in ("anyOf", "oneOf") if isinstance(parts := schema.get(key), list) and parts)
 
 
