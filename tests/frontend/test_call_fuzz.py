@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from common import messages as m
@@ -44,7 +44,7 @@ ARGUMENTS = st.dictionaries(st.sampled_from([*SCHEMA["properties"], "other"]), V
 SAID = st.lists(st.sampled_from(["Жaber", " я ", "🦊", "\n", "so:", " <b> ", "é\n\n"]), max_size=3).map("".join)
 DAMAGE = st.tuples(
     st.sampled_from(["cut", "drop a tag", "double a tag", "insert", "delete"]),
-    st.floats(0, 1),
+    st.integers(0, 996).map(lambda number: number * 5 % 997 / 997),  # small numbers are everywhere in a text
     st.sampled_from(['"', "\n", "\t", "\x1f", "\\", "'", ",", "<", "]", "True", '\\"', "</tool_call>", "🦊"]),
 )
 FORMATS = st.sampled_from(["hermes", "json", "qwen3_coder"])
@@ -100,7 +100,7 @@ def answers(draw: st.DrawFn) -> tuple[MessageRules, str]:
     ):
         text += (draw(SAID) if calls != "json" else "") + written(calls, arguments, style) + "\n"
     text += draw(SAID)
-    for how, where, piece in draw(st.lists(DAMAGE, max_size=3)):
+    for how, where, piece in draw(st.lists(DAMAGE, min_size=1, max_size=4)):
         text = damaged(text, how, where, piece)
     return rules_of({"f": SCHEMA}, thought, calls), text
 
@@ -121,11 +121,12 @@ def test_parsers(answer: tuple[MessageRules, str], sizes: list[int]):
     assert letters(text) == letters(whole.thought, whole.content, *whole.calls), whole
 
 
-@settings(max_examples=examples(400, 60), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(600, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sampled_from(["stop", "length"]))
 def test_dialects(answer: tuple[MessageRules, str], sizes: list[int], reason: m.FinishReason):
     rules, text = answer
     tokens = ids(text)
+    assume(tokens)
     check_chats(rules, text, tokens, sizes, reason)
     check_messages(rules, text, tokens, sizes, reason)
     check_responses(rules, text, tokens, sizes, reason)

@@ -46,9 +46,13 @@ class CallObject:
         self._arguments: list[str] = []
 
     def read(self, text: str, start: int) -> int:
-        """Read on in `text` from `start`; where the object, what can be read of it, or the text ends."""
+        """Read on in `text` from `start`; where the name, the arguments, the object, what can be read of it, or the text
+        ends."""
+        known = self.name, self.has_arguments
         while start < len(text) and not (self.is_complete or self.is_broken):
             start = self._step(text, start)
+            if known != (self.name, self.has_arguments):
+                break
         return start
 
     def is_argument(self, text: str) -> bool:

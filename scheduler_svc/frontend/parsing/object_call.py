@@ -4,6 +4,7 @@ from scheduler_svc.frontend.parsing.call_object import CallObject
 from scheduler_svc.frontend.parsing.output import Output
 
 MAX_UNDECIDED_CHARS = 2**20
+MAX_BEHIND_CHARS = 2**10  # of an object behind its arguments
 _PIECE_CHARS = 2**10  # of an undecided object are copied at once: most are decided with the first piece
 
 
@@ -26,6 +27,7 @@ class ObjectCall:
         self._object = CallObject()
         self._undecided = [opening]
         self._num_undecided = 0
+        self._behind = ""  # the arguments
 
     @property
     def is_complete(self) -> bool:
@@ -36,6 +38,7 @@ class ObjectCall:
     def is_over(self) -> bool:
         """Whether the object is complete, or cannot be one."""
         is_too_long = not self.is_call and self._num_undecided >= MAX_UNDECIDED_CHARS
+        is_too_long = is_too_long or len(self._behind) >= MAX_BEHIND_CHARS
         return self._object.is_complete or self._object.is_broken or is_too_long
 
     @property
@@ -46,9 +49,14 @@ class ObjectCall:
     def read(self, text: str, start: int) -> int:
         """Read on in `text` from `start`; where the object or the text ends."""
         end = self._read_undecided(text, start) if not self.is_call else start
-        if self.is_call:
+        if self.is_call and not self.is_whole:
             end = self._object.read(text, end)
             self._give()
+        while self.is_whole and end < len(text) and not self.is_over:
+            piece = text[end : end + MAX_BEHIND_CHARS - len(self._behind)]
+            num_read = self._object.read(piece, 0)
+            self._behind += piece[:num_read]
+            end += num_read
         return end
 
     def is_argument(self, text: str) -> bool:
@@ -59,9 +67,10 @@ class ObjectCall:
         """A tag stands behind the object: the brackets that are missing before it are closed, if they are all that
         is missing."""
         self._object.close()
-        self._begin()
         if self.is_call:
             self._give()
+        else:
+            self._begin()
 
     def end(self, held: str = "") -> None:
         """Nothing more can be read: what is no call is content, and what is not whole is given as it was written.
@@ -74,7 +83,7 @@ class ObjectCall:
             self._output.add_content("".join(self._undecided) + held)
         elif self.is_whole:
             self._output.end_call()
-            self._output.add_content(held)
+            self._output.add_content("" if self.is_complete else self._behind + held)
         else:
             self._output.add_arguments(self._object.take_held() + held)
 
@@ -94,6 +103,7 @@ class ObjectCall:
             self.is_call = True
             self._undecided = []
             self._output.begin_call(self._object.name)
+            self._give()
 
     def _give(self) -> None:
         self._output.add_arguments(self._object.take_arguments())
