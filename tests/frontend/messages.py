@@ -31,8 +31,8 @@ class Message(NamedTuple):
 
 
 def parsed(rules: MessageRules, pieces: Iterable[str]) -> Message:
-    """The message that these pieces are. Checks that calls are numbered, and each is named once, when it begins; and that
-    their arguments are JSON, or the parser says that a call was cut."""
+    """The message that these pieces are. Checks that calls are numbered, and each is named once, when it begins; and
+    that the parser says that a call was cut just where arguments are no JSON."""
     parser = MessageParser(rules)
     message = joined([*map(parser.feed, pieces), parser.flush()])
     assert parser.has_cut_call == (not all(is_object(arguments) for _, arguments in message.calls)), message.calls
@@ -73,7 +73,9 @@ def rules(calls: Any = "none", thought: Any = "none", *, is_one_call: bool = Fal
     return MessageRules(calls=calls, thought=thought, is_one_call=is_one_call, text_parameters=TEXTS)
 
 
-def rules_of(schemas: dict[str, dict[str, Any] | None], thought: Any = "none", calls: Any = "qwen3_coder") -> MessageRules:
+def rules_of(
+    schemas: dict[str, dict[str, Any] | None], thought: Any = "none", calls: Any = "qwen3_coder"
+) -> MessageRules:
     """The rules for calls of tools with these schemas, as a request makes them."""
     texts = {name: text_parameters(parameters) for name, parameters in schemas.items()}
     return MessageRules(

@@ -31,8 +31,37 @@ SCHEMA = {
 }
 TAG = re.compile(r"</?[a-z_]+(=[^>\n]*)?>")
 PIECES = [
-    *("Жук", "月", "🦊", "🏳️‍🌈", "é", "plain", " ", "\n", "\t", "\r\n", "\x00", '"', "'", "\\", "{", "}", "[", "<", "1.10"),
-    *("null", "True", "</parameter>", "</function>", "</tool_call>", "<parameter=text>", "<tool_call>", "</function>\n"),
+    *(
+        "Жук",
+        "月",
+        "🦊",
+        "🏳️‍🌈",
+        "é",
+        "plain",
+        " ",
+        "\n",
+        "\t",
+        "\r\n",
+        "\x00",
+        '"',
+        "'",
+        "\\",
+        "{",
+        "}",
+        "[",
+        "<",
+        "1.10",
+    ),
+    *(
+        "null",
+        "True",
+        "</parameter>",
+        "</function>",
+        "</tool_call>",
+        "<parameter=text>",
+        "<tool_call>",
+        "</function>\n",
+    ),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
 VALUES = st.recursive(
@@ -142,10 +171,11 @@ def check_chats(rules: MessageRules, text: str, tokens: list[int], sizes: list[i
         said = chats.plain(answer, choice)
         assert chats.joined(parts, choice) == said
         arguments = [call["function"]["arguments"] for call in said["calls"]]
+        names = [call["function"]["name"] for call in said["calls"]]
         are_whole = all(map(is_object, arguments))
         assert said["finish_reason"] == ("length" if reason == "length" or not are_whole else
                                          "tool_calls" if arguments else "stop")  # fmt: skip
-        assert letters(text) == letters(said["thought"], said["content"], arguments)
+        assert letters(text) == letters(said["thought"], said["content"], arguments, names)
 
 
 def check_messages(rules: MessageRules, text: str, tokens: list[int], sizes: list[int], reason: m.FinishReason) -> None:
@@ -163,7 +193,7 @@ def check_messages(rules: MessageRules, text: str, tokens: list[int], sizes: lis
     assert streamed == message
     if not are_whole:
         assert message["stop_reason"] == "max_tokens"
-    said = [block.get("thinking", "") + block.get("text", "") for block in message["content"]]
+    said = [block.get(name, "") for block in message["content"] for name in ("thinking", "text", "name")]
     assert letters(text) == letters(said, pieces)
 
 
@@ -183,11 +213,11 @@ def check_responses(
     for call in calls:
         assert is_object(call["arguments"]) or (outcome.status, call["status"]) == ("incomplete", "incomplete")
     shown = [part["text"] for item in output if item["type"] != "function_call" for part in item["content"]]
-    assert letters(text) == letters(shown, [call["arguments"] for call in calls])
+    assert letters(text) == letters(shown, [call["arguments"] + call["name"] for call in calls])
 
 
 def cut_into(text: str, sizes: list[int]) -> list[str]:
-    pieces = []
+    pieces: list[str] = []
     while text:
         size = sizes[len(pieces) % len(sizes)]
         pieces.append(text[:size])

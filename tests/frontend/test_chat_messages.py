@@ -89,7 +89,7 @@ async def _fed(generation: Generation, queue: DeltaQueue, deltas: list[m.TokenDe
         queue.put(delta)
         for _ in range(5):
             await asyncio.sleep(0)
-    await asyncio.wait_for(reader, 5)
+    await asyncio.wait_for(reader, 60)
     return turns
 
 

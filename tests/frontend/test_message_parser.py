@@ -142,6 +142,8 @@ def test_two_objects_in_one_pair_of_tags():
         "I write <tool_call> before a call, and </tool_call> behind it.",
         '<tool_call>\n{"arguments": {"a": 1}}\n</tool_call>',
         '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": "f", "id": "x"}</tool_call>',
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
         "<tool_call>['f']</tool_call>",
         "<tool_call>{'name': 'f'}</tool_call>",
@@ -192,8 +194,8 @@ REPAIRED = [
 def test_arguments_are_repaired_while_they_come(calls: str, written: str, arguments: str):
     """In front of the name and behind it."""
     for text in (f'{{"name": "f", "arguments": {written}}}', f'{{"parameters": {written}, "name": "f"}}'):
-        text = text if calls == "json" else f"<tool_call>\n{text}\n</tool_call>"
-        assert same_for_every_cut(rules(calls), text) == ("", "", [("f", arguments)])
+        answer = text if calls == "json" else f"<tool_call>\n{text}\n</tool_call>"
+        assert same_for_every_cut(rules(calls), answer) == ("", "", [("f", arguments)])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def test_arguments_are_repaired_while_they_come(calls: str, written: str, argume
 )
 @pytest.mark.parametrize("tag", ["</tool_call>", '<tool_call>\n{"name": "g"}'])
 def test_a_tag_shows_that_brackets_are_missing(inside: str, arguments: str, tag: str):
-    others = [("g", {})] if "g" in tag else []
+    others: list[tuple[str, Any]] = [("g", {})] if "g" in tag else []
     message = same_for_every_cut(rules("hermes"), f"<tool_call>\n{inside}\n{tag}")
     assert [(name, json.loads(said)) for name, said in message.calls] == [("f", json.loads(arguments)), *others]
     assert message.content == ""
@@ -314,7 +316,8 @@ ENDS = [
     ("<parameter=a>\nx\n<parameter=b>\n12\n</parameter>\n</function>", '{"a": "x", "b": 12}'),
     ("<parameter=a>\n<parameter=b>\n12\n</function>", '{"a": "", "b": 12}'),
     ("<parameter=b>\n12\n<parameter=a>\nx\n</function>", '{"b": 12, "a": "x"}'),
-    ("<parameter=a>\nx\n</parameter>\n</parameter>\n<parameter=b>\n12\n</parameter>\n</function>", '{"a": "x", "b": 12}'),
+    ("<parameter=a>\nx\n</parameter>\n</parameter>\n<parameter=b>\n12\n</parameter>\n</function>",
+     '{"a": "x", "b": 12}'),
     ("<parameter=a>\nuse </function> or </tool_call> here\n</parameter></function>",
      '{"a": "use </function> or </tool_call> here"}'),
     ("<parameter=a>\nx\n</function>\n</parameter>\n</function>", '{"a": "x\\n</function>"}'),
@@ -335,7 +338,10 @@ def test_where_a_value_of_qwen3_coder_ends(text: str, arguments: str):
 
 # Of a text that may be something else, by what its schema says.
 KINDS = [
-    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["1.10", "5551234", "true", "None", '"x"', "{}", '{"a', "nullable"]),
+    (
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        ["1.10", "5551234", "true", "None", '"x"', "{}", '{"a', "nullable"],
+    ),
     ({"type": ["string", "null"]}, ["1.10", " null and void"]),
     ({"$ref": "#/$defs/name"}, ["1.10", "true"]),
     ({"allOf": [{"type": "string"}, {"maxLength": 5}]}, ["1.10", "null"]),
@@ -351,8 +357,8 @@ def test_texts_stay_texts(schema: dict[str, Any], texts: list[str]):
     parameters = {"properties": {"a": schema}, "$defs": {"name": {"type": ["string", "null"]}}}
     for text in texts:
         for called in (parameters, {"$ref": "#/$defs/all", "$defs": {"all": parameters, **parameters["$defs"]}}):
-            [(_, arguments)] = same_for_every_cut(rules_of({"f": called}), f"<function=f><parameter=a>\n{text}\n</parameter>"
-                                                  "</function>").calls  # fmt: skip
+            call = f"<function=f><parameter=a>\n{text}\n</parameter></function>"
+            [(_, arguments)] = same_for_every_cut(rules_of({"f": called}), call).calls
             assert json.loads(arguments) == {"a": text}
 
 

@@ -35,8 +35,8 @@ class Piece(NamedTuple):
         echoed: of the prompt's tokens, which come before those; None if the text does not begin with the prompt's.
         usage: of the whole answer so far, if each chunk has it.
         stop_string: that ended the choice with this piece; empty if none did.
-        has_cut_call: whether the finish reason is "length" not for the number of tokens, but because arguments of a call
-            are no JSON.
+        has_cut_call: whether the finish reason is "length" because arguments of a call are no JSON, and not for the
+            number of tokens.
     """
 
     choice: int

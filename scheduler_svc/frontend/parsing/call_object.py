@@ -26,6 +26,7 @@ class CallObject:
         name: of the tool, empty until it is known.
         has_begun: whether something of the arguments has been given.
         has_arguments: whether all of them have been read.
+        has_others: whether something has been passed over.
         is_complete: whether the object's end has been read.
         is_broken: whether the text cannot be the object any more. What was read up to there could.
     """
@@ -34,6 +35,7 @@ class CallObject:
         self.name = ""
         self.has_begun = False
         self.has_arguments = False
+        self.has_others = False
         self.is_complete = False
         self.is_broken = False
         self._step: Callable[[str, int], int] = self._read_begin
@@ -46,8 +48,7 @@ class CallObject:
         self._arguments: list[str] = []
 
     def read(self, text: str, start: int) -> int:
-        """Read on in `text` from `start`; where the name, the arguments, the object, what can be read of it, or the text
-        ends."""
+        """Read on in `text` from `start`; where that ends, or the name, the arguments, the object, or what can be read."""
         known = self.name, self.has_arguments
         while start < len(text) and not (self.is_complete or self.is_broken):
             start = self._step(text, start)
@@ -125,7 +126,9 @@ class CallObject:
             case '"' if self._key == "name" and not self.name:
                 self._begin_string(self._read_name)
                 return match.end()
-            case first if self._is_kept and first not in _FIRST_OF_ARGUMENTS:
+            case _ if not self._is_kept:
+                self.has_others = True
+            case first if first not in _FIRST_OF_ARGUMENTS:
                 self.is_broken = True
         return match.start()
 

@@ -143,26 +143,26 @@ class JsonValue:
         self._add_spaces(text[start:end])
         if match is None:
             return end
-        token = match.group()
+        sign = match.group()
         is_value = self._next in (_Next.VALUE, _Next.ITEM)
-        if token == '"' and (is_value or self._next is _Next.KEY):
-            self._write(token)
+        if sign == '"' and (is_value or self._next is _Next.KEY):
+            self._write(sign)
             self._string = JsonString()
-        elif token in "{[" and is_value and len(self._ends) < MAX_DEPTH:
-            self._write(token)
-            self._ends.append("}" if token == "{" else "]")
+        elif sign in "{[" and is_value and len(self._ends) < MAX_DEPTH:
+            self._write(sign)
+            self._ends.append("}" if sign == "{" else "]")
             self._next = self._next_of_open()
-        elif token == ":" and self._next is _Next.COLON:
-            self._write(token)
+        elif sign == ":" and self._next is _Next.COLON:
+            self._write(sign)
             self._next = _Next.VALUE
-        elif token == "," and self._next is _Next.SEPARATOR:
-            self._held = token
+        elif sign == "," and self._next is _Next.SEPARATOR:
+            self._held = sign
             self._next = self._next_of_open()
-        elif token in self._ends[-1:] and self._next in (_Next.SEPARATOR, self._next_of_open()):
+        elif sign in self._ends[-1:] and self._next in (_Next.SEPARATOR, self._next_of_open()):
             self._held = ""
             self._write(self._ends.pop())
             self._end_value()
-        elif is_value and not _AFTER_SCALAR.match(token):
+        elif is_value and not _AFTER_SCALAR.match(sign):
             self._write("")
             return self._read_scalar(text, end)
         else:

@@ -27,7 +27,7 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
         is_one_call: only the first call counts; later ones are left out.
         text_parameters: of each tool, the parameters whose values may be texts by their schemas; formats that write
             values without JSON need them, others leave this empty.
-        other_kinds: of each tool, what else some of these may be: JSON's types. What is not named here is always a text.
+        other_kinds: of each tool, what else some of these may be: JSON's types. Others of these are always texts.
     """
 
     thought: ThoughtStart = "none"

@@ -14,7 +14,8 @@ class ObjectCall:
 
     Args:
         opening: text before the object that belongs to it.
-        needs_arguments: whether an object with a name alone is no call.
+        needs_arguments: whether an object with a name alone is no call. One without arguments and with something else
+            never is: that may be what the arguments should be.
 
     Attributes:
         is_call: whether it has begun in the output.
@@ -98,8 +99,9 @@ class ObjectCall:
         return start
 
     def _begin(self) -> None:
-        is_known = self._object.has_begun or (self._object.is_complete and not self._needs_arguments)
-        if not self.is_call and self._object.name and is_known:
+        may_be_alone = not (self._needs_arguments or self._object.has_others)
+        has_begun = self._object.has_begun or (self._object.is_complete and may_be_alone)
+        if not self.is_call and self._object.name and has_begun:
             self.is_call = True
             self._undecided = []
             self._output.begin_call(self._object.name)

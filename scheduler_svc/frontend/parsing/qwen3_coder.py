@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from scheduler_svc.frontend.parsing.call_object import MAX_NAME_CHARS
 from scheduler_svc.frontend.parsing.call_parser import CallParser
 from scheduler_svc.frontend.parsing.held_back import MAX_HELD_SPACES, SPACES, Found, Tags
-from scheduler_svc.frontend.parsing.output import Output
 from scheduler_svc.frontend.parsing.json_string import json_text
+from scheduler_svc.frontend.parsing.output import Output
 from scheduler_svc.frontend.parsing.parameter_value import ParameterValue
 
 BEGIN, END = "<tool_call>", "</tool_call>"

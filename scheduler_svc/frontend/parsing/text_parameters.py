@@ -115,18 +115,5 @@ def _own_kinds(schema: dict[str, Any]) -> Kinds:
 
 
 def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
+    kinds = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")

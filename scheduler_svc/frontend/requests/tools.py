@@ -158,7 +158,9 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
         calls=style.calls,
         is_one_call=is_one_call,
         text_parameters={tool: tuple(kinds) for tool, kinds in texts.items()},
-        other_kinds={tool: others for tool, kinds in texts.items() if (others := {n: k for n, k in kinds.items() if k})},
+        other_kinds={
+            tool: others for tool, kinds in texts.items() if (others := {n: k for n, k in kinds.items() if k})
+        },
         grammar=ToolGrammar(style.calls, schemas, is_required=is_required, is_one_call=is_one_call),
         is_strict=is_required or any(tool.function.strict for tool in allowed),
     )
