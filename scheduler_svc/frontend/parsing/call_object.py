@@ -48,7 +48,7 @@ class CallObject:
         self._arguments: list[str] = []
 
     def read(self, text: str, start: int) -> int:
-        """Read on in `text` from `start`; where that ends, or the name, the arguments, the object, or what can be read."""
+        """Read on in `text` from `start`; where it ends, or the name, the arguments, or what can be read."""
         known = self.name, self.has_arguments
         while start < len(text) and not (self.is_complete or self.is_broken):
             start = self._step(text, start)
