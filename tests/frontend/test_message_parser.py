@@ -296,7 +296,8 @@ def test_qwen3_coder(parameters: str, arguments: str, has_tag: bool):
         ("<function=f>\n<parameter=b>\n12", "", '{"b": 12'),
         ('<function=f>\n<parameter=b>\n{"x": "</parameter>', "", '{"b": {"x": "</parameter>'),
         ("<function=f>\n<parameter=a>\nx\n</function>\nSo.", "", '{"a": "x\\n</function>\\nSo.'),
-        ("<function=f>\n<parameter=b>\n12\n</parameter>\n<para", "", '{"b": 12'),
+        ("<function=f>\n<parameter=b>\n12\n</parameter>\n<para", "", '{"b": 12<para'),
+        ("<function=f>\n<parameter=so", "", "{<parameter=so"),
     ],
 )
 def test_qwen3_coder_calls_that_are_not_whole(text: str, content: str, arguments: str):

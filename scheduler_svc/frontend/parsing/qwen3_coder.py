@@ -174,7 +174,8 @@ class Qwen3CoderParser(CallParser):
         return start
 
     def _end(self, held: str) -> None:
-        """Half a tag is content, or belongs to a value that is cut off, and so does a call without a whole name."""
+        """Half a tag is content, or belongs to the arguments of a call that is cut; a call without a whole name is
+        content."""
         if self._state == self._content:
             self._add_content(held)
         elif self._state in (self._opened, self._name):
@@ -182,6 +183,8 @@ class Qwen3CoderParser(CallParser):
             self._add_content(held)
         elif self._state == self._in_value:
             self.output.add_arguments(self._value.feed(held) + self._value.cut())
+        else:
+            self.output.add_arguments((self._opening if self._state == self._key else "") + held)
 
 
 def _name_at(text: str, start: int) -> tuple[str, int]:
