@@ -8,6 +8,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _ENDS = re.compile(r'["\\]')
 _NOT_ITSELF = re.compile(r'["\\\x00-\x1f]')
 _REPLACEMENT = "\ufffd"
+_encoder = json.JSONEncoder(ensure_ascii=False)  # stateless; `json.dumps` makes one for each call
 
 
 class JsonString:
@@ -90,4 +91,4 @@ class JsonString:
 
 def json_text(text: str) -> str:
     """A text as JSON."""
-    return json.dumps(text, ensure_ascii=False)
+    return _encoder.encode(text)
