@@ -1,9 +1,11 @@
 """Answers as models write them, and a parser that is fed with their pieces."""
 
+import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from scheduler_svc.frontend.parsing.message import MessageParser, MessagePart, MessageRules
+from scheduler_svc.frontend.parsing.text_parameters import text_parameters
 
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": "x", "b": [1, {"c": "}"}]}}\n</tool_call>'
 HERMES_ARGUMENTS = '{"a": "x", "b": [1, {"c": "}"}]}'
@@ -29,9 +31,22 @@ class Message(NamedTuple):
 
 
 def parsed(rules: MessageRules, pieces: Iterable[str]) -> Message:
-    """The message that these pieces are. Checks that calls are numbered, and each is named once, when it begins."""
+    """The message that these pieces are. Checks that calls are numbered, and each is named once, when it begins; and
+    that the parser says that a call was cut just where arguments are no JSON."""
     parser = MessageParser(rules)
-    return joined([*map(parser.feed, pieces), parser.flush()])
+    message = joined([*map(parser.feed, pieces), parser.flush()])
+    assert parser.has_cut_call == (not all(is_object(arguments) for _, arguments in message.calls)), message.calls
+    return message
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is the JSON of an object, for any client."""
+    try:
+        said = json.loads(text, parse_constant=lambda name: 1 / 0)
+        json.dumps(said, ensure_ascii=False).encode()  # half a surrogate pair is none of Unicode's characters
+    except (ValueError, RecursionError, ZeroDivisionError):
+        return False
+    return isinstance(said, dict)
 
 
 def joined(parts: Iterable[MessagePart]) -> Message:
@@ -63,4 +78,19 @@ def rules(calls: Any = "none", thought: Any = "none", *, is_one_call: bool = Fal
         text_parameters=TEXTS,
         stop_in_thought=thought == "none",
         calls_in_thought="none" not in (calls, thought),
+    )
+
+
+def rules_of(
+    schemas: dict[str, dict[str, Any] | None], thought: Any = "none", calls: Any = "qwen3_coder"
+) -> MessageRules:
+    """The rules for calls of tools with these schemas, as a request makes them."""
+    texts = {name: text_parameters(parameters) for name, parameters in schemas.items()}
+    return MessageRules(
+        thought=thought,
+        calls=calls,
+        text_parameters={name: tuple(kinds) for name, kinds in texts.items()},
+        stop_in_thought=thought == "none",
+        calls_in_thought="none" not in (calls, thought),
+        other_kinds={name: {key: each for key, each in kinds.items() if each} for name, kinds in texts.items()},
     )

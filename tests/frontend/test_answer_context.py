@@ -30,6 +30,7 @@ CONTEXT = AnswerContext(
         text_parameters={"f": ("a", "b"), "g": ()},
         stop_in_thought=False,
         calls_in_thought=True,
+        other_kinds={"f": {"b": ("null",)}},
     ),
     has_chunk_usage=True,
     hides_thought=True,
@@ -104,8 +105,9 @@ def test_version_5_was_of_no_trace():
     assert (asked.version, asked.fills_window, asked.traceparent) == (5, True, "")
 
 
-def test_version_6_searched_stop_strings_everywhere_and_left_calls_in_thoughts():
-    place = next(i for i, field in enumerate(FIELDS) if isinstance(field, list) and "qwen3_coder" in field)
-    fields = [6, *FIELDS[1:place], FIELDS[place][:4], *FIELDS[place + 1 :]]
-    rules = AnswerContext.decode(msgspec.msgpack.encode(fields)).message
-    assert (rules.calls, rules.stop_in_thought, rules.calls_in_thought) == ("qwen3_coder", True, False)
+def test_version_6_had_the_older_rules_of_thoughts_and_texts():
+    fields = [6, *FIELDS[1:]]
+    fields[AnswerContext.__struct_fields__.index("message")] = ["may_open", "hermes", False, {"f": ["a"]}]
+    asked = AnswerContext.decode(msgspec.msgpack.encode(fields))
+    old = {"stop_in_thought": True, "calls_in_thought": False, "other_kinds": {}}
+    assert asked.message == MessageRules(thought="may_open", calls="hermes", text_parameters={"f": ("a",)}, **old)

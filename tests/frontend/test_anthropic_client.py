@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.answers.messages_api.blocks import NO_INPUT, _input
+from scheduler_svc.frontend.answers.messages_api.blocks import _input
 from tests.frontend.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
 from tests.frontend.harness import Frontend, running_frontend
 from tests.frontend.test_chat_template import QWEN3_LIKE
@@ -258,7 +258,7 @@ def test_a_thought_that_is_not_shown(client: anthropic.Anthropic, core: FakeCore
         ("one two three", "stop", ["four"], ("end_turn", None, "one two three")),
         ("one two", "length", ["four"], ("max_tokens", None, "one two")),
         (f"one\n{CALL}", "stop", ["four"], ("tool_use", None, "one")),
-        (f"one\n{CALL}", "stop", ["Kö"], ("stop_sequence", "Kö", "one")),  # the call is not to be carried out
+        (f"one\n{CALL}", "stop", ["Kö"], ("max_tokens", None, "one")),  # the call is not to be carried out
     ],
 )
 def test_why_a_message_ends(
@@ -301,16 +301,32 @@ def test_an_answer_of_nothing(client: anthropic.Anthropic, core: FakeCore):
     + [(text, False) for text in ("", '{"a": "b', "[1]", '"x"', '{"a": NaN}', "[" * 100_000, '{"a": 1' + "0" * 5000)],
 )
 def test_input_is_an_object_whatever_the_model_wrote(arguments: str, is_kept: bool):
-    assert bytes(_input(arguments)) == (arguments.encode() if is_kept else bytes(NO_INPUT))
+    expected = arguments if is_kept else json.dumps({"INVALID_JSON": arguments}, separators=(",", ":"))
+    assert bytes(_input(arguments)).decode() == expected
 
 
-def test_a_call_that_is_cut_off_has_no_input(client: anthropic.Anthropic, core: FakeCore):
-    core.script = say(ids(CALL[:-20]), "length")
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_the_input_of_a_call_that_is_cut_off_is_what_there_is_of_it(
+    client: anthropic.Anthropic, core: FakeCore, reason: m.FinishReason
+):
+    core.script = say([*ids(CALL[:-20]), *([EOS] if reason == "stop" else [])], reason)
     message = client.messages.create(**ASKED, tools=[WEATHER])
     assert (message.stop_reason, [(call.name, call.input) for call in message.content]) == (
         "max_tokens",
-        [("weather", {})],
+        [("weather", {"INVALID_JSON": '{"city": "'})],
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_no_json_does_not_fill_the_window(client: anthropic.Anthropic, core: FakeCore, stream: bool):
+    """Clients make the conversation shorter when it does."""
+    answering(core, CALL.replace('"city"', "city"))
+    ask = ASKED | {"max_tokens": 10_000, "tools": [WEATHER]}
+    message = client.messages.create(**ask)
+    if stream:
+        with client.messages.stream(**ask) as events:
+            message = events.get_final_message()
+    assert message.stop_reason == "max_tokens"
 
 
 def test_a_message_that_goes_on(client: anthropic.Anthropic, core: FakeCore):

@@ -22,6 +22,7 @@ from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.parsing.message import MessageRules
+from tests.frontend.messages import is_object
 from tests.frontend.test_going_on import EOS, NUM_PROMPT_TOKENS, TOKENIZER, Sequence, Service
 from tests.support.effort import examples
 
@@ -145,11 +146,7 @@ def test_a_stream_that_breaks_anywhere(
 
 
 def object_in(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+    return json.loads(text) if is_object(text) else {"INVALID_JSON": text}
 
 
 def test_a_failure_has_no_number_and_is_told_wherever_it_comes():

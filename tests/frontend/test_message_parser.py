@@ -1,12 +1,15 @@
 """Answers taken apart: what each format means."""
 
 import json
+from typing import Any
 
 import pytest
 
 from scheduler_svc.frontend.parsing import object_call, parameter_value
-from scheduler_svc.frontend.parsing.message import MessageParser, MessageRules
-from tests.frontend.messages import ARGUMENTS, CALLS, HERMES, HERMES_ARGUMENTS, JSON, Message, parsed, rules
+from scheduler_svc.frontend.parsing.message import CallPart, MessageParser, MessageRules
+from scheduler_svc.frontend.parsing.text_parameters import text_parameters
+from tests.frontend.messages import ARGUMENTS, CALLS, HERMES, HERMES_ARGUMENTS, JSON, Message, parsed, rules, rules_of
+from tests.support.instructions import instructions_of
 
 
 def same_for_every_cut(how: MessageRules, text: str) -> Message:
@@ -162,14 +165,15 @@ def test_arguments_come_as_they_are_written(calls: str):
             '{"a": "</tool_call>\\"<"}',
         ),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\\\n\\u00e9\\"}"}</tool_call>', "f", '{"a": "\\né"}'),
-        ('<tool_call>{"name": "f", "arguments": "\\ud83e\\udd8a \\ud83e \\udd8a\\q"}', "f", "🦊 \ufffd \ufffd\\q"),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x"}</tool_call>', "f", '{"a": "x}'),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x"</tool_call>', "f", '{"a": "x'),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}', "f", '{"a": 1}'),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1} \\"x\\""}', "f", '{"a": 1}"x\\""}'),
         ('<tool_call>{"name": "\\u0066"}</tool_call>', "f", "{}"),
-        ('<tool_call>{"name": "f", "arguments": 12}</tool_call>', "f", "12"),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}', "f", '{"a": 1}'),
         ('<tool_call>{"name": "f", "arguments": {"a": "x', "f", '{"a": "x'),
-        ('<tool_call>{"name": "f", "argu', "f", ""),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>', "f", '{"a": 1}'),
-        ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>', "f", '{"a": 1'),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>', "f", '{"a": 1}'),
         ('<tool_call>{"name": "f", "arguments": {}}}}</tool_call></tool_call>', "f", "{}"),
     ],
 )
@@ -189,6 +193,8 @@ def test_two_objects_in_one_pair_of_tags():
         "I write <tool_call> before a call, and </tool_call> behind it.",
         '<tool_call>\n{"arguments": {"a": 1}}\n</tool_call>',
         '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": "f", "id": "x"}</tool_call>',
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
         "<tool_call>['f']</tool_call>",
         "<tool_call>{'name': 'f'}</tool_call>",
@@ -206,9 +212,99 @@ def test_a_call_behind_a_tag_without_one():
     assert message == ("", "<tool_call><tool_call>x", [("f", HERMES_ARGUMENTS)])
 
 
-@pytest.mark.parametrize("text", ["<tool_call>", '<tool_call>\n{"na', '<tool_call>{"name": "get_w'])
-def test_the_beginning_of_a_call_at_the_end_of_the_text_is_no_content(text: str):
-    assert same_for_every_cut(rules("hermes"), f"So: {text}") == ("", "So:" if not text else "So: ", [])
+@pytest.mark.parametrize(
+    "text",
+    ["<tool_call>", '<tool_call>\n{"na', '<tool_call>{"name": "get_w', '<tool_call>{"name": "f", "arguments":',
+     '<tool_call>{"arguments": {"a": "long'],
+)  # fmt: skip
+def test_a_call_that_the_text_ends_in_before_anything_of_it_is_shown_is_content(text: str):
+    assert same_for_every_cut(rules("hermes"), f"So: {text}") == ("", f"So: {text}", [])
+
+
+# What models write, and the arguments that a client gets: JSON that says the same.
+REPAIRED = [
+    ('{"a": "one\n\ttwo\x00"}', '{"a": "one\\n\\ttwo\\u0000"}'),
+    ('{"a\n": [{"b": "\r\n"}]}', '{"a\\n": [{"b": "\\r\\n"}]}'),
+    (r"""{"a": "\d+ C:\new \x41 \'"}""", r"""{"a": "\\d+ C:\new \\x41 \\'"}"""),
+    (r'{"a": "\u00e9\ud83e\udd8a\ud83e \udd8a\u12"}', '{"a": "é🦊\ufffd \ufffd\\\\u12"}'),
+    ('{"a": [1, 2,], "b": {"c": 1 , } , }', '{"a": [1, 2], "b": {"c": 1 } }'),
+    ('{"a": True, "b": [None, False]}', '{"a": true, "b": [null, false]}'),
+    ('""', "{}"),
+    ("null", "{}"),
+    ("None", "{}"),
+    ('" "', "{}"),
+    ('"null"', "{}"),
+    (r'"{\"a\": \"x\ny\", \"b\": [1,]}"', '{"a": "x\\ny", "b": [1]}'),
+    (r'"{\"a\": [1"', '{"a": [1]}'),
+    (r'" {\"a\": 1} "', '{"a": 1}'),
+]
+
+
+@pytest.mark.parametrize("calls", ["hermes", "json"])
+@pytest.mark.parametrize(("written", "arguments"), REPAIRED)
+def test_arguments_are_repaired_while_they_come(calls: str, written: str, arguments: str):
+    """In front of the name and behind it."""
+    for text in (f'{{"name": "f", "arguments": {written}}}', f'{{"parameters": {written}, "name": "f"}}'):
+        answer = text if calls == "json" else f"<tool_call>\n{text}\n</tool_call>"
+        assert same_for_every_cut(rules(calls), answer) == ("", "", [("f", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("inside", "arguments"),
+    [
+        ('{"name": "f", "arguments": {"a": [{"b": 1', '{"a": [{"b": 1}]}'),
+        ('{"name": "f", "arguments": {"a": [1, ', '{"a": [1]}'),
+        ('{"name": "f", "arguments": {', "{}"),
+        ('{"name": "f", "arguments": {"a": 1}, "id": [5', '{"a": 1}'),
+        ('{"arguments": {"a": {}}, "name": "f"', '{"a": {}}'),
+        ('{"name": "f"', "{}"),
+    ],
+)
+@pytest.mark.parametrize("tag", ["</tool_call>", '<tool_call>\n{"name": "g"}'])
+def test_a_tag_shows_that_brackets_are_missing(inside: str, arguments: str, tag: str):
+    others: list[tuple[str, Any]] = [("g", {})] if "g" in tag else []
+    message = same_for_every_cut(rules("hermes"), f"<tool_call>\n{inside}\n{tag}")
+    assert [(name, json.loads(said)) for name, said in message.calls] == [("f", json.loads(arguments)), *others]
+    assert message.content == ""
+
+
+BROKEN = [
+    '{"a": "print("hi")", "b": 1}',
+    '{"a": 1, oops}',
+    '{"a": tru, "b": "rest"}',
+    '{"a": NaN}',
+    '{"a": 01}',
+    "{'a': 1}",
+    '{"a" 1}',
+    '{"a": 1]',
+    '{"a": [1}',
+    '{"a":}',
+    '{"a": 1,, "b": 2}',
+    '{"a": <b>}',
+    '{"a": ' + "1" * 300 + "}",
+    '{"a": ' + "[" * 60 + "]" * 60 + "}",
+]
+
+
+@pytest.mark.parametrize("written", BROKEN)
+@pytest.mark.parametrize("calls", ["hermes", "json"])
+def test_arguments_that_are_no_json_are_given_as_they_are_written(calls: str, written: str):
+    """The client has their beginning, so the rest belongs to them. `parsed` checks that they are told to be cut."""
+    text = f'{{"name": "f", "arguments": {written}}}'
+    if calls == "json":
+        assert same_for_every_cut(rules(calls), f"{text} so") == ("", "", [("f", f"{written}}} so")])
+        return
+    message = same_for_every_cut(rules(calls), f"<tool_call>{text}</tool_call> so {HERMES}")
+    assert message == ("", "so", [("f", f"{written}}}"), ("f", HERMES_ARGUMENTS)])
+
+
+@pytest.mark.parametrize("written", ["12", "[]", '[{"a": 1}]', "true", '"Paris"', '"[1]"', "nothing", "<b>", ""])
+def test_arguments_that_are_no_object_are_no_call(written: str):
+    """Nothing of it has been shown, so it is content."""
+    text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
+    assert same_for_every_cut(rules("hermes"), text) == ("", text, [])
+    text = f'{{"name": "f", "arguments": {written}}}'
+    assert same_for_every_cut(rules("json"), text) == ("", text, [])
 
 
 @pytest.mark.parametrize(
@@ -246,13 +342,119 @@ def test_qwen3_coder(parameters: str, arguments: str, has_tag: bool):
         ("<tool_call><function=f>\n<parameter=a>1</parameter>\nDone.\n</function></tool_call>", "Done.", '{"a": "1"}'),
         ("<tool_call><function=f><parameter=a>1</parameter></tool_call>", "", '{"a": "1"}'),
         ("<function=f><parameter=a b\n>", "<parameter=a b\n>", "{}"),
-        ("<function=f>\n<parameter=a>\nx\n</para", "", '{"a": "x'),
-        ("<function=f>\n<parameter=b>\n12", "", '{"b": '),
-        ("<function=f>\n<parameter=b>\n12\n</parameter>\n<para", "", '{"b": 12'),
+        ("<function=f>\n", "", "{"),
+        ("<function=f>\n<parameter=a>\nx\n</para", "", '{"a": "x\\n</para'),
+        ("<function=f>\n<parameter=b>\n12", "", '{"b": 12'),
+        ('<function=f>\n<parameter=b>\n{"x": "</parameter>', "", '{"b": {"x": "</parameter>'),
+        ("<function=f>\n<parameter=a>\nx\n</function>\nSo.", "", '{"a": "x\\n</function>\\nSo.'),
+        ("<function=f>\n<parameter=b>\n12\n</parameter>\n<para", "", '{"b": 12<para'),
+        ("<function=f>\n<parameter=so", "", "{<parameter=so"),
     ],
 )
 def test_qwen3_coder_calls_that_are_not_whole(text: str, content: str, arguments: str):
     assert same_for_every_cut(rules("qwen3_coder"), text) == ("", content, [("f", arguments)])
+
+
+# Values whose end tag is missing, and texts that have one of the other tags in them.
+ENDS = [
+    ('<parameter=b>\n{"kind": "week"}\n</function>\n</tool_call>', '{"b": {"kind": "week"}}'),
+    ('<parameter=b>\n{"kind": "week"}\n</function>\n', '{"b": {"kind": "week"}}'),
+    ('<parameter=b>{"kind": "week"}</function>', '{"b": {"kind": "week"}}'),
+    ("<parameter=b>\n12\n</tool_call>", '{"b": 12}'),
+    ("<parameter=a>\nx\n</function>\n</tool_call>", '{"a": "x"}'),
+    ("<parameter=a>x</function>", '{"a": "x"}'),
+    ("<parameter=a>\nx\n</tool_call>\n", '{"a": "x"}'),
+    ("<parameter=a>\nx\n</function>\n</tool", '{"a": "x"}'),
+    ("<parameter=a>\nx\n<parameter=b>\n12\n</parameter>\n</function>", '{"a": "x", "b": 12}'),
+    ("<parameter=a>\n<parameter=b>\n12\n</function>", '{"a": "", "b": 12}'),
+    ("<parameter=b>\n12\n<parameter=a>\nx\n</function>", '{"b": 12, "a": "x"}'),
+    ("<parameter=a>\nx\n</parameter>\n</parameter>\n<parameter=b>\n12\n</parameter>\n</function>",
+     '{"a": "x", "b": 12}'),
+    ("<parameter=a>\nuse </function> or </tool_call> here\n</parameter></function>",
+     '{"a": "use </function> or </tool_call> here"}'),
+    ("<parameter=a>\nx\n</function>\n</parameter>\n</function>", '{"a": "x\\n</function>"}'),
+    ("<parameter=a>\nsee <parameter=b> or\n<parameter=>\n</parameter></function>",
+     '{"a": "see <parameter=b> or\\n<parameter=>"}'),
+    ('<parameter=b>\n["</function></tool_call>", "<parameter=a>"]\n</parameter></function>',
+     '{"b": ["</function></tool_call>", "<parameter=a>"]}'),
+    ('<parameter=b>\n{"x": "one\n\ttwo",}\n</parameter></function>', '{"b": {"x": "one\\n\\ttwo"}}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "arguments"), ENDS)
+def test_where_a_value_of_qwen3_coder_ends(text: str, arguments: str):
+    message = same_for_every_cut(rules("qwen3_coder"), f"<tool_call>\n<function=f>\n{text}")
+    assert message.calls == [("f", arguments)]
+    assert message.content in ("", "</tool")
+
+
+# Of a text that may be something else, by what its schema says.
+KINDS = [
+    (
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        ["1.10", "5551234", "true", "None", '"x"', "{}", '{"a', "nullable"],
+    ),
+    ({"type": ["string", "null"]}, ["1.10", " null and void"]),
+    ({"$ref": "#/$defs/name"}, ["1.10", "true"]),
+    ({"allOf": [{"type": "string"}, {"maxLength": 5}]}, ["1.10", "null"]),
+    ({"oneOf": [{"const": "1"}, {"anyOf": [{"enum": ["2", None]}, {"$ref": "#/$defs/name"}]}]}, ["1", "2"]),
+    ({"anyOf": [{"type": "string"}, {"type": "array"}]}, ["5551234", "null", '{"a": 1}', "True"]),
+    ({"type": ["integer", "string"]}, ["1.10", "true", "[1]"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "texts"), KINDS)
+def test_texts_stay_texts(schema: dict[str, Any], texts: list[str]):
+    """Also where the schema says so in a part, and where they look like JSON."""
+    parameters = {"properties": {"a": schema}, "$defs": {"name": {"type": ["string", "null"]}}}
+    for text in texts:
+        for called in (parameters, {"$ref": "#/$defs/all", "$defs": {"all": parameters, **parameters["$defs"]}}):
+            call = f"<function=f><parameter=a>\n{text}\n</parameter></function>"
+            [(_, arguments)] = same_for_every_cut(rules_of({"f": called}), call).calls
+            assert json.loads(arguments) == {"a": text}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null"),
+        ({"type": ["string", "null"]}, "null"),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, '["x"]'),
+        ({"type": ["integer", "string"]}, "5"),
+        ({"type": ["integer", "string"]}, "5.0"),
+        ({"type": ["integer", "string"]}, '"5"'),
+        ({"type": ["number", "string"]}, "5"),
+        ({"$ref": "#/properties/a"}, "5"),
+        ({"$ref": "#/nowhere"}, "5"),
+        ({"type": "any"}, "5"),
+        ({"not": {"type": "string"}}, "5"),
+        ({}, "true"),
+    ],
+)
+def test_values_that_are_no_texts(schema: dict[str, Any], value: str):
+    text = f"<function=f><parameter=a>\n{value}\n</parameter></function>"
+    [(_, arguments)] = same_for_every_cut(rules_of({"f": {"properties": {"a": schema}}}), text).calls
+    assert arguments == f'{{"a": {value}}}'
+
+
+def test_reading_a_schema_grows_with_its_length():
+    """However its parts refer to one another."""
+
+    def effort(size: int) -> int:
+        defs = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{(i + step) % size}"} for step in range(3)],
+                          "properties": {f"p{i}": {"$ref": f"#/$defs/d{i}"}}} for i in range(size)}  # fmt: skip
+        parameters = {"allOf": [{"$ref": f"#/$defs/d{i}"} for i in range(size)], "$defs": defs}
+        return instructions_of(lambda: text_parameters(parameters))
+
+    assert effort(400) < 6 * effort(100)
+
+
+def test_a_text_is_given_as_soon_as_it_can_be_nothing_else():
+    parser = MessageParser(rules_of({"f": {"properties": {"a": {"type": ["string", "null"]}}}}))
+    parser.feed("<function=f><parameter=a>\n")
+    assert [parser.feed(piece).calls for piece in ("nul", "led", " is", " so")] == [
+        (), (), (CallPart(0, "", '"nulled is'),), (CallPart(0, "", " so"),)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

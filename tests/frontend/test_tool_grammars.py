@@ -15,9 +15,7 @@ from llguidance import LLTokenizer
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.grammars.checker import check
 from scheduler_svc.frontend.grammars.spec import GrammarSpec, ToolGrammar, ToolSchema
-from scheduler_svc.frontend.parsing.message import MessageRules
-from scheduler_svc.frontend.parsing.text_parameters import text_parameters
-from tests.frontend.messages import Message, parsed
+from tests.frontend.messages import Message, parsed, rules_of
 from tests.frontend.walks import goes_on_alike, is_allowed, walk
 from tests.support.effort import examples
 from tests.support.json_schemas import TREE, schemas
@@ -92,8 +90,7 @@ def grammar(spec: GrammarSpec, model: Model) -> str:
 
 
 def message(text: str, calls: Any, thought: Any = "none") -> Message:
-    texts = {tool.name: text_parameters(tool.parameters) for tool in TOOLS}
-    rules = MessageRules(thought=thought, calls=calls, text_parameters=texts)
+    rules = rules_of({tool.name: tool.parameters for tool in TOOLS}, thought, calls)
     whole = parsed(rules, [text])
     assert parsed(rules, text) == whole
     return whole
@@ -152,6 +149,7 @@ PHRASES = [
     "\n</parameter>",
     "</function>",
     "\n</tool_call>",
+    "\n<parameter=x>",
     "</think>",
     '"',
     "}",
@@ -250,6 +248,11 @@ def test_names_that_a_format_cannot_write(model: Model):
         ("json", {"not": {"type": "null"}}, "Unimplemented keys"),
         ("qwen3_coder", {"anyOf": [{"type": "object"}]}, "cannot follow 'anyOf'"),
         ("qwen3_coder", {"properties": {"a": {"type": "string", "format": "uuid"}}}, "cannot follow 'format'"),
+        (
+            "qwen3_coder",
+            {"properties": {"a": {"oneOf": [{"type": "string"}, {"const": "x"}]}}},
+            "cannot follow 'oneOf'",
+        ),
         ("qwen3_coder", {"properties": {"a>": {}}}, "name of parameter 'a>'"),
         ("qwen3_coder", {"properties": {"a": False}}, "no schema that a parameter can follow"),
         ("qwen3_coder", {"properties": {"a": {"enum": ["</parameter>"]}}}, "no text in this format can be one of"),
@@ -358,12 +361,24 @@ def test_schemas_with_references(calls: str, model: Model):
         ({"type": "string", "maxLength": 2}, ["", "ab"], ["abc"]),
         ({"const": "x y"}, ["x y"], ["x"]),
         ({"type": ["string", "null"]}, ["", "null", "a\n"], []),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["x", "null", "1.10", '"x"'], []),
+        ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}, ["x", "null"], ["nul1", '"abc"']),
+        ({"oneOf": [{"enum": ["a", "null"]}, {"type": "null"}]}, ["a", "null"], ["b"]),
+        ({"allOf": [{"type": "string"}, {"maxLength": 3}], "minLength": 2}, ["ab", "1.5"], ["a", "null"]),
+        ({"$ref": "#/$defs/name"}, ["abc", "null"], ["abcd", "ab"]),
+        (
+            {"type": "string"},
+            ["</function> so", "a <parameter=b>", "</function>"],
+            ["</function>\n</tool_call>", "x</function></function>", "\n<parameter=b>", "<parameter=b> x"],
+        ),
+        ({}, ["x <function=f>", "[1", "5"], ["5</function>", '{"a": "</function>"}', "\n<parameter=b>"]),
         ({"type": ["integer", "string"]}, ["5", '"</parameter>"'], ["x"]),
     ],
 )
 def test_values_of_qwen3_coder(schema: dict[str, Any], right: list[str], wrong: list[str], model: Model):
     """A text is written as it is, other values as JSON."""
-    parameters = {"properties": {"a": schema}, "required": ["a"]}
+    name = {"type": ["string", "null"], "pattern": "^[a-c]+$", "minLength": 3, "maxLength": 3}
+    parameters = {"properties": {"a": schema}, "required": ["a"], "$defs": {"name": name}}
     compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), model)
 
     def call(value: str) -> str:
@@ -371,7 +386,7 @@ def test_values_of_qwen3_coder(schema: dict[str, Any], right: list[str], wrong: 
 
     assert [value for value in right if not model.may_write(compiled, call(value))] == []
     assert [value for value in wrong if model.may_write(compiled, call(value))] == []
-    rules = MessageRules(calls="qwen3_coder", text_parameters={"f": text_parameters(parameters)})
+    rules = rules_of({"f": parameters})
     for value in right:
         [(_, arguments)] = parsed(rules, [call(value)]).calls
         assert not list(Draft202012Validator(parameters).iter_errors(json.loads(arguments)))
@@ -413,7 +428,7 @@ def test_arguments_follow_random_schemas(properties: dict[str, Any], calls: str,
     assume(not checked.reason)
     phrases = [DEMO.tokens(phrase) for phrase in PHRASES]
     tokens, is_whole = walk(DEMO.library, checked.grammar, phrases, seed)
-    rules = MessageRules(calls=calls, text_parameters={"f": text_parameters(parameters)})  # type: ignore[arg-type]
+    rules = rules_of({"f": parameters}, calls=calls)
     _, content, made = parsed(rules, [DEMO.text(tokens)])
     if is_whole:
         [(_, arguments)] = made

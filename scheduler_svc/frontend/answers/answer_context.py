@@ -34,7 +34,7 @@ class AnswerContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
         prompt_logprobs: log-probabilities of each prompt token that a whole answer lists: as in `SamplingParams`, but
             without those that `echo` needs.
         is_prompt_only: whether no generated token is shown, though the core had to be asked for one.
-        message: how a chat's text is taken apart; since version 4, as what follows. Its last two fields came with
+        message: how a chat's text is taken apart; since version 4, as what follows. Its last three fields came with
             version 7.
         has_chunk_usage: whether every chunk of the stream carries the usage so far.
         hides_thought: whether the answer is without its thought.

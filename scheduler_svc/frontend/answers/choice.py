@@ -35,6 +35,8 @@ class Piece(NamedTuple):
         echoed: of the prompt's tokens, which come before those; None if the text does not begin with the prompt's.
         usage: of the whole answer so far, if each chunk has it.
         stop_string: that ended the choice with this piece; empty if none did.
+        has_cut_call: whether the finish reason is "length" because arguments of a call are no JSON, and not for the
+            number of tokens.
     """
 
     choice: int
@@ -48,6 +50,7 @@ class Piece(NamedTuple):
     echoed: LogprobsJson | None = None
     usage: Usage | None = None
     stop_string: str = ""
+    has_cut_call: bool = False
 
 
 class Choice:
@@ -163,8 +166,9 @@ class Choice:
     ) -> tuple[list[Piece], str | None]:
         """The same where the text is taken apart."""
         additions, reason = message.feed(token_ids, finish_reason)
-        if reason == "stop" and message.has_calls and not message.is_cut_in_call:
-            reason = "tool_calls"
+        has_cut_call = reason == "stop" and message.has_cut_call
+        if reason == "stop" and message.has_calls:
+            reason = "length" if has_cut_call else "tool_calls"
         pieces = []
         for part, num_tokens in additions:
             thought = "" if self._hides_thought else part.thought
@@ -173,7 +177,7 @@ class Choice:
         if reason is not None:
             last = pieces.pop() if pieces else Piece(self._number, "", None, 0, self._model)
             ending = last._replace(finish_reason=reason, num_tokens=self.text.num_tokens)
-            pieces.append(ending._replace(stop_string=self.text.stop_string))
+            pieces.append(ending._replace(stop_string=self.text.stop_string, has_cut_call=has_cut_call))
         return pieces, reason
 
     def _add(self, pieces: list[Piece]) -> None:

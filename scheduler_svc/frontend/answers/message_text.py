@@ -57,9 +57,9 @@ class MessageText:
         return self._parser.num_calls > 0
 
     @property
-    def is_cut_in_call(self) -> bool:
-        """Whether a stop string ended the sequence inside a call, which is not to be carried out then."""
-        return bool(self.text.stop_string) and self._parser.is_in_call
+    def has_cut_call(self) -> bool:
+        """Whether the arguments of a call are not whole, if the sequence ends here: it is not to be carried out."""
+        return self._parser.has_cut_call
 
     def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> tuple[list[Addition], str | None]:
         """New parts of the message, none of them empty, and why the sequence ended if it did. A thought's part comes

@@ -3,14 +3,24 @@
 import re
 from typing import Any
 
-from scheduler_svc.frontend.grammars.lark import dump, json_rule, literal, text_without
-from scheduler_svc.frontend.parsing.qwen3_coder import END_PARAMETER
-from scheduler_svc.frontend.parsing.text_parameters import is_text
+from scheduler_svc.frontend.grammars.lark import TEXT, dump, json_rule, literal, pattern
+from scheduler_svc.frontend.parsing.qwen3_coder import END, END_FUNCTION, END_PARAMETER, PARAMETER
+from scheduler_svc.frontend.parsing.text_parameters import MAX_DEPTH, Kinds, Schemas, any_of
 
 _OF_THE_ROOT = ("$defs", "definitions", "x-guidance")
 _NO_CONSTRAINTS = ("title", "description", "default", "examples", "deprecated", "$comment")
-_NO_TEXT = ("format", "contentEncoding", "contentMediaType", "allOf", "anyOf", "oneOf", "not", "$ref", "if")
+_NO_TEXT = ("format", "contentEncoding", "contentMediaType", "not", "if")
+_NULL = frozenset({"null"})
+_TEXT = frozenset({"string"})
 _END = literal("\n" + END_PARAMETER)
+
+# What may end a text where its end tag is missing (`Qwen3CoderParser`) does not stand in one that a grammar writes; and
+# in a value that may be JSON no end tag at all. One expression, as several cost the library much more.
+_ANY_CALL_TAG = f"({pattern(END_FUNCTION)}|{pattern(END)})"
+_ENDS = f"(?s:.*)({pattern(END_PARAMETER)}|{_ANY_CALL_TAG}[ \\t\\r\\n]*<|\\n{pattern(PARAMETER)})|{pattern(PARAMETER)}"
+_ANY_TEXT = f"{TEXT} & ~/({_ENDS})(?s:.*)/"
+_ANY_VALUE = f"{TEXT} & ~/({_ENDS}|(?s:.*){_ANY_CALL_TAG})(?s:.*)/"
+_END_OF_TEXT = re.compile(f"^({_ENDS})")
 
 
 class Values:
@@ -35,9 +45,9 @@ class Values:
             raise ValueError(f"{schema!r} is no schema that a parameter can follow")
         said = {} if schema is True else {key: each for key, each in schema.items() if key not in _NO_CONSTRAINTS}
         if not said:
-            body = text_without(END_PARAMETER)
-        elif is_named and is_text(said):
-            body = _text(said, is_lenient=is_lenient(root))
+            body = _ANY_VALUE
+        elif is_named and (kinds := Schemas(root).kinds(schema)) >= _TEXT and kinds <= _TEXT | _NULL:
+            body = _Texts(root).body(said)
         else:
             shared = _OF_THE_ROOT if '"$ref"' in dump(said) else ("x-guidance",)
             body = json_rule({**{key: root[key] for key in shared if key in root}, **said})
@@ -60,23 +70,69 @@ def is_lenient(schema: dict[str, Any]) -> bool:
     return isinstance(options, dict) and bool(options.get("lenient"))
 
 
-def _text(schema: dict[str, Any], *, is_lenient: bool) -> str:
-    """The body of a terminal for a text that is written without JSON."""
-    if not is_lenient and (said := [key for key in _NO_TEXT if key in schema]):
-        raise ValueError(f"a text in this format cannot follow {said[0]!r}")
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if values is not None:
-        texts = [value for value in values if isinstance(value, str)]
-        if not texts or any(END_PARAMETER in text for text in texts):
-            raise ValueError(f"no text in this format can be one of {str(values)[:200]}")
-        return " | ".join(map(literal, texts))
-    parts = [text_without(END_PARAMETER)]
+class _Texts:
+    """Bodies of terminals for texts that are written without JSON, and for null where a schema allows that.
+
+    Args:
+        root: the schema that theirs are parts of.
+    """
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._schemas = Schemas(root)
+        self._is_lenient = is_lenient(root)
+
+    def body(self, schema: dict[str, Any]) -> str:
+        """The body for a schema. Raises ValueError if no text can follow it."""
+        return " & ".join([_ANY_TEXT, *self._parts(schema, _TEXT | _NULL, 0)])
+
+    def _parts(self, schema: Any, kinds: Kinds, depth: int) -> list[str]:
+        """What the text has to be, each of them.
+
+        Args:
+            kinds: that the schemas around this one allow.
+        """
+        if not isinstance(schema, dict):
+            return []
+        if depth > MAX_DEPTH:
+            raise ValueError(f"a schema refers to itself, or through more than {MAX_DEPTH} others")
+        if not self._is_lenient and (said := [key for key in _NO_TEXT if key in schema]):
+            raise ValueError(f"a text in this format cannot follow {said[0]!r}")
+        kinds &= self._schemas.kinds(schema)
+        null = [literal("null")] if "null" in kinds else []
+        if kinds == _NULL:
+            return null
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        parts = []
+        if values is not None:
+            parts.append([*map(literal, _texts_of(values)), *null])
+        elif limits := _limits(schema, is_lenient=self._is_lenient):
+            parts.append([" & ".join(limits), *null])
+        parts += [[part] for each in self._schemas.all_of(schema) for part in self._parts(each, kinds, depth + 1)]
+        for either in any_of(schema):
+            allowed = [each for each in either if kinds & self._schemas.kinds(each)]
+            is_ambiguous = any(sum(kind in self._schemas.kinds(each) for each in allowed) > 1 for kind in kinds)
+            if is_ambiguous and "oneOf" in schema and not self._is_lenient:
+                raise ValueError("a text in this format cannot follow 'oneOf'")
+            bodies = [" & ".join(self._parts(each, kinds, depth + 1)) for each in allowed]
+            parts += [bodies] if all(bodies) else []
+        return [f"({' | '.join(f'({each})' for each in either)})" for either in parts]
+
+
+def _texts_of(values: Any) -> list[str]:
+    texts = [value for value in values if isinstance(value, str)]
+    if not texts or any(_END_OF_TEXT.search(text) for text in texts):
+        raise ValueError(f"no text in this format can be one of {str(values)[:200]}")
+    return texts
+
+
+def _limits(schema: dict[str, Any], *, is_lenient: bool) -> list[str]:
+    parts = []
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if least or most is not None:
         parts.append(f"/(?s:.{{{int(least)},{'' if most is None else int(most)}}})/")
     if "pattern" in schema and not is_lenient:
         parts.append(_unanchored(schema["pattern"]))
-    return " & ".join(parts)
+    return parts
 
 
 def _unanchored(expression: str) -> str:

@@ -3,34 +3,39 @@
 import re
 from collections.abc import Callable
 
+from scheduler_svc.frontend.parsing.held_back import SPACES
 from scheduler_svc.frontend.parsing.json_string import JsonString
+from scheduler_svc.frontend.parsing.json_value import JsonValue
 
 MAX_NAME_CHARS = 256
 ARGUMENTS = ("arguments", "parameters")
 
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _NO_SEPARATOR = re.compile(r"[^ \t\r\n,]")
-_OUTSIDE_STRINGS = re.compile(r'["{}\[\]<]')
-_INSIDE_STRINGS = re.compile(r'["\\]')
-_AFTER_SCALAR = re.compile(r'[ \t\r\n,:"<{}\[\]]')
+_SAID_AS_WRITTEN = re.compile(r'[^"\\]+')
+_FIRST_OF_ARGUMENTS = "{nN"  # of an object, or of null
 
 
 class CallObject:
     """One object. Its keys come in any order, those that are neither a name nor arguments are passed over.
 
-    Values are not checked: arguments are what the model wrote. Only what is no JSON for certain ends the object, as a
-    tag does outside of strings. Arguments that are a string are given as what that string says.
+    Arguments are an object, written as `JsonValue` writes it; a string that says an object is as good, and null and an
+    empty string are an object without arguments. Anything else ends the call's object.
 
     Attributes:
         name: of the tool, empty until it is known.
-        has_arguments: whether the arguments have begun.
+        has_begun: whether something of the arguments has been given.
+        has_arguments: whether all of them have been read.
+        has_others: whether something has been passed over.
         is_complete: whether the object's end has been read.
         is_broken: whether the text cannot be the object any more. What was read up to there could.
     """
 
     def __init__(self) -> None:
         self.name = ""
+        self.has_begun = False
         self.has_arguments = False
+        self.has_others = False
         self.is_complete = False
         self.is_broken = False
         self._step: Callable[[str, int], int] = self._read_begin
@@ -38,26 +43,47 @@ class CallObject:
         self._words: list[str] = []  # of a key or a name
         self._num_word_chars = 0
         self._key = ""
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
+        self._value = JsonValue()
         self._is_kept = False  # the value is the arguments
         self._arguments: list[str] = []
 
     def read(self, text: str, start: int) -> int:
-        """Read on in `text` from `start`; where the object, what can be read of it, or the text ends."""
+        """Read on in `text` from `start`; where it ends, or the name, the arguments, or what can be read."""
+        known = self.name, self.has_arguments
         while start < len(text) and not (self.is_complete or self.is_broken):
             start = self._step(text, start)
+            if known != (self.name, self.has_arguments):
+                break
         return start
 
     def is_argument(self, text: str) -> bool:
         """Whether a piece is a part of a string in the arguments and changes nothing here: it need not be read."""
-        return self._is_in_string and self._is_kept and not self._is_escaped and not ('"' in text or "\\" in text)
+        return self._is_kept and self._step == self._read_plain and self._value.says(text)
 
     def take_arguments(self) -> str:
         """What was read of the arguments since the last time."""
         arguments, self._arguments = "".join(self._arguments), []
         return arguments
+
+    def take_held(self) -> str:
+        """What was read of arguments that are not whole and was not given, as it was read."""
+        held = self._value.held if self._is_kept and not self.has_arguments else ""
+        self._value = JsonValue()
+        return held
+
+    def end(self) -> None:
+        """The text ends. Arguments that are whole are, also if the string that says them is not."""
+        if self._step == self._read_decoded and self._value.is_complete:
+            self.has_arguments = True
+
+    def close(self) -> None:
+        """Complete the object, where a tag stands behind it and shows that brackets are missing, if that is all."""
+        if self._step == self._read_plain:
+            self._value.close()
+            if self._value.is_complete:
+                self._end_plain()
+        if self._step == self._read_member:
+            self.is_complete, self.is_broken = True, False
 
     def _read_begin(self, text: str, start: int) -> int:
         return self._expect("{", self._read_member, text, start)
@@ -90,16 +116,20 @@ class CallObject:
         match = _NO_SPACE.search(text, start)
         if match is None:
             return len(text)
-        first = match.group()
+        self._value = JsonValue()
         self._is_kept = self._key in ARGUMENTS and not self.has_arguments
-        self.has_arguments = self.has_arguments or self._is_kept
-        if first == '"' and self._key == "name" and not self.name:
-            self._begin_string(self._read_name)
-            return match.end()
-        if first == '"' and self._is_kept:
-            self._begin_string(self._read_decoded)
-            return match.end()
-        self._step = self._read_nested if first in '"{[' else self._read_scalar
+        self._step = self._read_plain
+        match match.group():
+            case '"' if self._is_kept:
+                self._begin_string(self._read_decoded)
+                return match.end()
+            case '"' if self._key == "name" and not self.name:
+                self._begin_string(self._read_name)
+                return match.end()
+            case _ if not self._is_kept:
+                self.has_others = True
+            case first if first not in _FIRST_OF_ARGUMENTS:
+                self.is_broken = True
         return match.start()
 
     def _read_name(self, text: str, start: int) -> int:
@@ -109,53 +139,65 @@ class CallObject:
             self._step = self._read_member
         return end
 
+    def _read_plain(self, text: str, start: int) -> int:
+        """A value as it is written."""
+        end = self._value.read(text, start)
+        self._end_plain()
+        return end
+
+    def _end_plain(self) -> None:
+        self._keep(self._value.take())
+        self.is_broken = self._value.is_broken
+        if self._value.is_complete:
+            self.has_arguments = self.has_arguments or self._is_kept
+            self._step = self._read_member
+
     def _read_decoded(self, text: str, start: int) -> int:
-        end, decoded = self._string.read(text, start)
-        self._arguments.append(decoded)
-        if self._string.is_closed:
-            self._step = self._read_member
-        return end
-
-    def _read_nested(self, text: str, start: int) -> int:
-        """A string, an object or a list, as it is written."""
-        position = start
-        while position < len(text):
-            if self._is_escaped:
-                self._is_escaped = False
-                position += 1
-                continue
-            match = (_INSIDE_STRINGS if self._is_in_string else _OUTSIDE_STRINGS).search(text, position)
-            if match is None:
-                position = len(text)
-                break
-            character, position = match.group(), match.end()
-            if character == "<":
-                position -= 1
-                self.is_broken = True
-                break
-            if character == "\\":
-                self._is_escaped = True
-            elif character == '"':
-                self._is_in_string = not self._is_in_string
-            else:
-                self._depth += 1 if character in "{[" else -1
-            if self._depth == 0 and not self._is_in_string:
-                self._step = self._read_member
-                break
-        self._keep(text[start:position])
-        return position
-
-    def _read_scalar(self, text: str, start: int) -> int:
-        match = _AFTER_SCALAR.search(text, start)
-        end = match.start() if match else len(text)
-        self._keep(text[start:end])
+        """Arguments as a string says them: so much of it as is written as it is said, or else a character."""
+        match = _SAID_AS_WRITTEN.match(text, start) if self._string.says("") else None
+        end = match.end() if match else start + 1
+        _, decoded = self._string.read(text[start:end], 0)
+        stop = self._read_said(decoded)
+        self._keep(self._value.take())
+        if self._string.is_closed and not self.is_broken:
+            self._end_decoded()
+        if not self.is_broken:
+            return end
         if match:
-            self._step = self._read_member
+            return start + stop
+        self._keep(self.take_held() + decoded[stop:])
         return end
+
+    def _read_said(self, text: str) -> int:
+        """Read on in what the string says; where that ends, or cannot be arguments."""
+        start = 0
+        if self._value.is_blank or self._value.is_complete:
+            start = len(text) - len(text.lstrip(SPACES))
+            if text[start:] and (self._value.is_complete or text[start] not in _FIRST_OF_ARGUMENTS):
+                self.is_broken = True
+                return start
+        stop = self._value.read(text, start)
+        self.is_broken = self._value.is_broken or bool(text[stop:].strip(SPACES))
+        return stop
+
+    def _end_decoded(self) -> None:
+        """The string ends, and shows that brackets are missing. Nothing in it is an object without arguments."""
+        if self._value.is_blank:
+            self._value.read("null", 0)
+        self._value.end()
+        self._value.close()
+        self._keep(self._value.take())
+        self.end()
+        if self.has_arguments:
+            self._step = self._read_member
+        else:
+            self.is_broken = True
 
     def _keep(self, value: str) -> None:
-        if self._is_kept:
-            self._arguments.append(value)
+        if self._is_kept and value:
+            is_null = value == "null" and self._value.is_complete  # an object ends with its bracket
+            self._arguments.append("{}" if is_null else value)
+            self.has_begun = True
 
     def _expect(self, character: str, then: Callable[[str, int], int], text: str, start: int) -> int:
         match = _NO_SPACE.search(text, start)

@@ -32,6 +32,7 @@ class CallParser(ABC):
         self._is_open = False  # an end tag belongs to the last call
         self._is_between = False  # and only whitespace has come since that call
         self._has_closed = False  # an end tag has come, and no content since then
+        self._is_last = False  # no more text comes
 
     def feed(self, text: str) -> None:
         """Read a piece. What it adds goes to the output."""
@@ -58,7 +59,9 @@ class CallParser(ABC):
         return self._call is not None and self._call.is_argument(text) and not self.output.has_left_out
 
     def flush(self) -> None:
-        """The text ends: what was held back goes to the output, unless it is the beginning of a call."""
+        """The text ends: what waited for more text is decided, and goes to the output."""
+        self._is_last = True
+        self.feed("")
         held, self._held = self._held, ""
         self._end(held)
         self.output.flush()

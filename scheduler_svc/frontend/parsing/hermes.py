@@ -17,7 +17,8 @@ class HermesParser(CallParser):
 
     Tags inside the JSON's strings are no tags. A begin tag without a call is content with all that follows it, and so
     is an end tag that no call is before. Another object without tags between them is another call. Braces too many
-    behind an object are left out. An object that the text ends in before its name is known is left out, too.
+    behind an object are left out, and those that are missing before a tag are closed. Where the arguments cannot be
+    JSON any more, all up to the next tag belongs to them as it is written, and the call is not whole.
     """
 
     begin_tags: ClassVar[tuple[str, ...]] = (BEGIN,)
@@ -32,14 +33,22 @@ class HermesParser(CallParser):
         return found.end
 
     def _object(self, text: str, start: int) -> int:
-        assert self._call is not None
-        end = self._call.read(text, start)
-        if self._call.has_ended:
-            self._state = self._content
-            if self._call.is_call:
-                self._open()
-                self._state = self._behind_object
-            self._call = None
+        call = self._call
+        assert call is not None
+        end = call.read(text, start)
+        if not call.is_over:
+            return end
+        if not call.is_complete and end < len(text):
+            if not self._is_last and _TAGS.may_begin(text, end):
+                return end
+            if _TAGS.at(text, end):
+                call.close()
+        call.end()
+        self._call = None
+        self._state = self._content
+        if call.is_call:
+            self._open()
+            self._state = self._behind_object if call.is_whole else self._broken
         return end
 
     def _behind_object(self, text: str, start: int) -> int:
@@ -52,11 +61,24 @@ class HermesParser(CallParser):
             self._state = self._content
         return match.start()
 
+    def _broken(self, text: str, start: int) -> int:
+        """In arguments that are no JSON."""
+        begin, tag = _TAGS.find(text, start)
+        self.output.add_arguments(text[start:begin])
+        if tag:
+            self.output.end_call(is_whole=False)
+            self._state = self._content
+        return begin
+
     def _begin(self, opening: str) -> None:
         self._call = ObjectCall(self.output, opening, needs_arguments=False)
         self._state = self._object
 
     def _end(self, held: str) -> None:
-        """A half tag is content; an object that is no call yet is left out."""
-        if self._state == self._content:
+        """Half a tag is what it stands in, and an object that is no call yet is content."""
+        if self._call is not None:
+            self._call.end(held)
+        elif self._state == self._broken:
+            self.output.add_arguments(held)
+        else:
             self.output.add_content(held)

@@ -1,11 +1,14 @@
-"""A JSON string, decoded as it comes."""
+"""A JSON string, decoded as it comes, and texts as JSON."""
 
+import json
 import re
 
 _SHORT = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _HEX = frozenset("0123456789abcdefABCDEF")
 _ENDS = re.compile(r'["\\]')
+_NOT_ITSELF = re.compile(r'["\\\x00-\x1f]')
 _REPLACEMENT = "\ufffd"
+_encoder = json.JSONEncoder(ensure_ascii=False)  # stateless; `json.dumps` makes one for each call
 
 
 class JsonString:
@@ -21,6 +24,15 @@ class JsonString:
         self.is_closed = False
         self._escape = ""  # that has begun
         self._high = 0  # the first half of a surrogate pair
+
+    @property
+    def held(self) -> str:
+        """The escape that the text so far ends in."""
+        return self._escape
+
+    def says(self, text: str) -> bool:
+        """Whether a piece stands in the string, says just itself, and changes nothing here: it need not be read."""
+        return not (self.is_closed or self._escape or self._high or _NOT_ITSELF.search(text))
 
     def read(self, text: str, start: int) -> tuple[int, str]:
         """Where the string or else the text ends, and what the string says up to there, as much of it as is clear."""
@@ -75,3 +87,8 @@ class JsonString:
             decoded.append(_REPLACEMENT)
             self._high = 0
         decoded.append(text)
+
+
+def json_text(text: str) -> str:
+    """A text as JSON."""
+    return _encoder.encode(text)

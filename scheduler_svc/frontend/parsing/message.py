@@ -27,11 +27,12 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
             may begin with one ("may_open": the model writes that tag itself), or has none that is to be split off.
         calls: how the model writes calls of tools; "none" leaves them in the content.
         is_one_call: only the first call counts; later ones are left out.
-        text_parameters: of each tool, the parameters whose values are texts; formats that write values without JSON
-            need them, others leave this empty.
+        text_parameters: of each tool, the parameters whose values may be texts by their schemas; formats that write
+            values without JSON need them, others leave this empty.
         stop_in_thought: whether stop strings end the answer in its thought, too; since version 7 of the context, as
             what follows.
         calls_in_thought: whether calls that a thought without an end tag ends with are calls.
+        other_kinds: of each tool, what else some of these texts may be: JSON's types. Others of them are always texts.
     """
 
     thought: ThoughtStart = "none"
@@ -40,6 +41,7 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
     text_parameters: dict[str, tuple[str, ...]] = {}
     stop_in_thought: bool = True
     calls_in_thought: bool = False
+    other_kinds: dict[str, dict[str, tuple[str, ...]]] = {}
 
 
 class MessageParser:
@@ -88,9 +90,9 @@ class MessageParser:
         return self._output.num_calls
 
     @property
-    def is_in_call(self) -> bool:
-        """Whether the text so far ends inside a call."""
-        return self._output.is_in_call
+    def has_cut_call(self) -> bool:
+        """Whether the arguments of a call are not whole, if no more text comes: they are no JSON."""
+        return self._output.has_cut_call
 
     @property
     def is_over(self) -> bool:
@@ -144,7 +146,7 @@ def _call_parser(rules: MessageRules, output: Output) -> CallParser | None:
         case "hermes":
             return HermesParser(output)
         case "qwen3_coder":
-            return Qwen3CoderParser(output, rules.text_parameters)
+            return Qwen3CoderParser(output, rules.text_parameters, rules.other_kinds)
         case "json":
             return JsonParser(output)
 

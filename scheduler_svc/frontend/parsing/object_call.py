@@ -4,72 +4,112 @@ from scheduler_svc.frontend.parsing.call_object import CallObject
 from scheduler_svc.frontend.parsing.output import Output
 
 MAX_UNDECIDED_CHARS = 2**20
+MAX_BEHIND_CHARS = 2**10  # of an object behind its arguments
 _PIECE_CHARS = 2**10  # of an undecided object are copied at once: most are decided with the first piece
 
 
 class ObjectCall:
-    """Reads one object. A call begins in the output when its name is known; what comes before that is kept until then.
+    """Reads one object. A call begins in the output when its name is known and its arguments have begun: what comes
+    before that is kept, and is content if the object is no call.
 
     Args:
-        opening: text before the object that belongs to it, and is content if the object is no call.
-        needs_arguments: whether an object with a name alone is no call.
+        opening: text before the object that belongs to it.
+        needs_arguments: whether an object with a name alone is no call. One without arguments and with something else
+            never is: that may be what the arguments should be.
 
     Attributes:
-        has_ended: whether nothing more is to be read: the object is complete, or cannot be one.
         is_call: whether it has begun in the output.
     """
 
     def __init__(self, output: Output, opening: str, *, needs_arguments: bool) -> None:
-        self.has_ended = False
         self.is_call = False
         self._output = output
         self._needs_arguments = needs_arguments
         self._object = CallObject()
         self._undecided = [opening]
         self._num_undecided = 0
+        self._behind = ""  # the arguments
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the object's end has been read."""
+        return self._object.is_complete
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the object is complete, or cannot be one."""
+        is_too_long = not self.is_call and self._num_undecided >= MAX_UNDECIDED_CHARS
+        is_too_long = is_too_long or len(self._behind) >= MAX_BEHIND_CHARS
+        return self._object.is_complete or self._object.is_broken or is_too_long
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a call with all of its arguments."""
+        return self.is_call and (self._object.has_arguments or self._object.is_complete)
 
     def read(self, text: str, start: int) -> int:
         """Read on in `text` from `start`; where the object or the text ends."""
         end = self._read_undecided(text, start) if not self.is_call else start
-        if self.is_call:
+        if self.is_call and not self.is_whole:
             end = self._object.read(text, end)
-            self._output.add_arguments(self._object.take_arguments())
-        self._close()
+            self._give()
+        while self.is_whole and end < len(text) and not self.is_over:
+            piece = text[end : end + MAX_BEHIND_CHARS - len(self._behind)]
+            num_read = self._object.read(piece, 0)
+            self._behind += piece[:num_read]
+            end += num_read
         return end
 
     def is_argument(self, text: str) -> bool:
         """Whether a piece belongs to the arguments as it is and changes nothing here: it need not be read."""
         return self.is_call and self._object.is_argument(text)
 
-    def undecided(self) -> str:
-        """All of the text, if it is no call yet."""
-        return "".join(self._undecided)
+    def close(self) -> None:
+        """A tag stands behind the object: the brackets that are missing before it are closed, if they are all that
+        is missing."""
+        self._object.close()
+        if self.is_call:
+            self._give()
+        else:
+            self._begin()
+
+    def end(self, held: str = "") -> None:
+        """Nothing more can be read: what is no call is content, and what is not whole is given as it was written.
+
+        Args:
+            held: text that could not be read.
+        """
+        self._object.end()
+        if not self.is_call:
+            self._output.add_content("".join(self._undecided) + held)
+        elif self.is_whole:
+            self._output.end_call()
+            self._output.add_content("" if self.is_complete else self._behind + held)
+        else:
+            self._output.add_arguments(self._object.take_held() + held)
 
     def _read_undecided(self, text: str, start: int) -> int:
-        while start < len(text) and not self.is_call and not self._is_over:
+        while start < len(text) and not self.is_call and not self.is_over:
             piece = text[start : start + min(_PIECE_CHARS, MAX_UNDECIDED_CHARS - self._num_undecided)]
             num_read = self._object.read(piece, 0)
             self._undecided.append(piece[:num_read])
             self._num_undecided += num_read
             start += num_read
-            if self._object.name and (self._object.has_arguments or not self._needs_arguments):
-                self.is_call = True
-                self._undecided = []
-                self._output.begin_call(self._object.name)
+            self._begin()
         return start
 
-    @property
-    def _is_over(self) -> bool:
-        is_too_long = not self.is_call and self._num_undecided >= MAX_UNDECIDED_CHARS
-        return self._object.is_complete or self._object.is_broken or is_too_long
+    def _begin(self) -> None:
+        may_be_alone = not (self._needs_arguments or self._object.has_others)
+        has_begun = self._object.has_begun or (self._object.is_complete and may_be_alone)
+        if not self.is_call and self._object.name and has_begun:
+            self.is_call = True
+            self._undecided = []
+            self._output.begin_call(self._object.name)
+            self._give()
 
-    def _close(self) -> None:
-        self.has_ended = self._is_over
-        if not self.has_ended:
-            return
-        if not self.is_call:
-            self._output.add_content(self.undecided())
-            return
+    def _give(self) -> None:
+        self._output.add_arguments(self._object.take_arguments())
         if self._object.is_complete and not self._object.has_arguments:
             self._output.add_arguments("{}")
-        self._output.end_call()
+        if self.is_whole:
+            self._output.end_call()

@@ -16,20 +16,25 @@ class Output:
     Attributes:
         num_calls: that have begun, without those that are left out.
         has_left_out: whether a call has begun that is left out.
-        is_in_call: whether the last call that is not left out has not ended.
     """
 
     def __init__(self, *, is_one_call: bool) -> None:
         self.num_calls = 0
         self._is_one_call = is_one_call
         self.has_left_out = False
-        self.is_in_call = False
+        self._is_in_call = False
+        self._has_broken_call = False
         self._trailing = Trailing()
         self._has_content = False
         self._content: list[str] = []
         self._calls: list[CallPart] = []
         self._name = ""  # of a call that has begun since the last `take`
         self._arguments: list[str] = []
+
+    @property
+    def has_cut_call(self) -> bool:
+        """Whether the arguments of a call are not whole, if no more text comes: they are no JSON."""
+        return self._is_in_call or self._has_broken_call
 
     def add_content(self, text: str) -> None:
         """The content goes on."""
@@ -45,7 +50,7 @@ class Output:
         self.has_left_out = self._is_one_call and self.num_calls == 1
         if not self.has_left_out:
             self.num_calls += 1
-            self.is_in_call = True
+            self._is_in_call = True
             self._name = name
 
     def add_arguments(self, text: str) -> None:
@@ -53,9 +58,15 @@ class Output:
         if text and not self.has_left_out:
             self._arguments.append(text)
 
-    def end_call(self) -> None:
-        """The last call is whole."""
-        self.is_in_call = False
+    def end_call(self, *, is_whole: bool = True) -> None:
+        """The last call ends.
+
+        Args:
+            is_whole: whether its arguments are.
+        """
+        if not self.has_left_out:
+            self._is_in_call = False
+            self._has_broken_call = self._has_broken_call or not is_whole
 
     def take(self) -> MessagePart:
         """What came since the last time."""

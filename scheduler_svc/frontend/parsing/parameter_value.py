@@ -1,112 +1,97 @@
 """A parameter's value that is written without JSON, made JSON as it comes."""
 
-import json
-import re
-
 from scheduler_svc.frontend.parsing.held_back import SPACES
+from scheduler_svc.frontend.parsing.json_string import json_text
+from scheduler_svc.frontend.parsing.json_value import WORDS, JsonValue
 
 MAX_UNDECIDED_CHARS = 2**18  # longer values are texts: whether they are JSON is known at their end only
 
-_WORDS = {"True": "true", "False": "false", "None": "null"}  # as Python has them, and models that write much Python
-_QUOTE = re.compile('"')
-_INSIDE_STRINGS = re.compile(r'["\\\n]')
+_KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+_OPENING = ("{", "[", '"')
 
 
 class ParameterValue:
     """Gives a text's JSON as it comes; other values at their end, because only then it is known whether they are JSON.
 
-    What is no JSON is a text after all.
+    What is no JSON is a text after all. Where a text may stand, JSON of a kind that may not stand there is a text, too,
+    and so are Python's words.
 
     Args:
-        is_text: whether it is one for certain.
+        other_kinds: JSON's types that the value may have if it is no text, "null" for example; None: any, and nothing
+            says that it may be a text.
+
+    Attributes:
+        has_begun: whether anything has been read.
     """
 
-    def __init__(self, *, is_text: bool) -> None:
-        self._is_text = is_text
-        self._has_begun = False
+    def __init__(self, other_kinds: tuple[str, ...] | None) -> None:
+        self.has_begun = False
+        self._other_kinds = other_kinds
+        self._is_text = other_kinds == ()
+        self._is_quoted = False  # the quote that begins a text has been given
+        self._json = JsonValue()
         self._undecided: list[str] = []
         self._num_undecided = 0
-        self._strings = _Strings()
 
     @property
     def is_in_string(self) -> bool:
-        """Whether the value is JSON, as far as it goes, and ends inside one of its strings: what follows is no tag."""
-        return not self._is_text and self._strings.is_inside
+        """Whether the value is JSON, as far as it goes, and ends inside one of its strings: what follows is no tag. A
+        line that ends in a string shows nothing, as texts have quotes, too."""
+        return not self._is_text and self._json.is_in_string and not self._json.has_line_end
+
+    @property
+    def is_whole_json(self) -> bool:
+        """Whether the value so far is whole, and no text."""
+        return not self._is_text and self._json.is_whole
 
     def feed(self, text: str) -> str:
         """JSON of the value, as much as this piece adds."""
+        self.has_begun = self.has_begun or bool(text)
         if not self._is_text:
-            self._strings.feed(text)
             self._undecided.append(text)
             self._num_undecided += len(text)
-            if self._num_undecided <= MAX_UNDECIDED_CHARS:
+            if self._may_be_json(text) and self._num_undecided <= MAX_UNDECIDED_CHARS:
                 return ""
             text = self._decide_text()
-        quote = "" if self._has_begun or not text else '"'
-        self._has_begun = self._has_begun or bool(text)
+        quote = "" if self._is_quoted or not text else '"'
+        self._is_quoted = self._is_quoted or bool(text)
         return quote + json_text(text)[1:-1]
 
     def end(self) -> str:
         """The rest of the JSON."""
         if not self._is_text:
-            value = "".join(self._undecided).strip(SPACES)
-            value = _WORDS.get(value, value)
-            if _is_json(value):
+            self._json.end()
+            value = self._json.take().strip(SPACES)
+            if self._json.is_complete and self._may_be(value):
                 return value
             return json_text(self._decide_text())
-        return '"' if self._has_begun else '""'
+        return '"' if self._is_quoted else '""'
+
+    def cut(self) -> str:
+        """What has been read of a value that has no end, and was not given: as it was written."""
+        return "".join(self._undecided)
+
+    def _may_be_json(self, text: str) -> bool:
+        """Whether the value may be JSON with this piece."""
+        if self._json.is_blank and (first := text.lstrip(SPACES)[:1]) in _OPENING and not self._allows(_KINDS[first]):
+            return False
+        stop = self._json.read(text, 0)
+        return not (self._json.is_broken or text[stop:].strip(SPACES))
+
+    def _may_be(self, value: str) -> bool:
+        """Whether the value may be this JSON."""
+        kind = _KINDS.get(value[0], "number")
+        if kind == "number" and not self._allows(kind) and float(value).is_integer():
+            kind = "integer"
+        is_word = self._other_kinds is not None and "".join(self._undecided).strip(SPACES) in WORDS
+        return self._allows(kind) and not is_word
+
+    def _allows(self, kind: str) -> bool:
+        """Whether JSON of a kind may stand here. A text in quotes may if there is JSON to tell it from."""
+        kinds = self._other_kinds
+        return kinds is None or kind in kinds or (kind == "string" and kinds != ("null",))
 
     def _decide_text(self) -> str:
         text, self._undecided = "".join(self._undecided), []
         self._is_text = True
         return text
-
-
-class _Strings:
-    """Follows the strings of a value that may be JSON. A line that ends in a string shows that it is none.
-
-    Attributes:
-        is_inside: whether the value so far ends inside a string.
-    """
-
-    def __init__(self) -> None:
-        self.is_inside = False
-        self._has_begun = False
-        self._may_be_json = True
-        self._is_escaped = False
-
-    def feed(self, text: str) -> None:
-        if not self._has_begun and (behind := text.lstrip(SPACES)):
-            self._has_begun = True
-            self._may_be_json = behind[0] in '{["'
-        position = 0
-        while self._may_be_json and position < len(text):
-            if self._is_escaped:
-                self._is_escaped = False
-                position += 1
-                continue
-            match = (_INSIDE_STRINGS if self.is_inside else _QUOTE).search(text, position)
-            if match is None:
-                return
-            position = match.end()
-            self._is_escaped = match.group() == "\\"
-            self._may_be_json = match.group() != "\n"
-            if not self._is_escaped:
-                self.is_inside = not self.is_inside
-
-
-def json_text(text: str) -> str:
-    """A text as JSON."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")

@@ -14,7 +14,9 @@ _NO_SEPARATOR = re.compile(r"[^ \t\r\n,;\]]")
 
 class JsonParser(CallParser):
     """Reads them. An answer that begins with anything else is content, and so is an object without a name or without
-    arguments, with all that follows it. More calls follow in the list, or behind commas, semicolons and whitespace."""
+    arguments, with all that follows it. More calls follow in the list, or behind commas, semicolons and whitespace.
+    Where the arguments cannot be JSON any more, the rest of the answer belongs to them as it is written.
+    """
 
     tag_begin: ClassVar[str] = ""
 
@@ -70,19 +72,26 @@ class JsonParser(CallParser):
             self._state = self._content
 
     def _object(self, text: str, start: int) -> int:
-        assert self._call is not None
-        end = self._call.read(text, start)
-        if self._call.has_ended:
-            self._state = self._behind_call if self._call.is_call else self._content
+        call = self._call
+        assert call is not None
+        end = call.read(text, start)
+        if call.is_over:
+            call.end()
             self._call = None
+            behind = self._behind_call if call.is_whole else self._broken
+            self._state = behind if call.is_call else self._content
         return end
 
     def _content(self, text: str, start: int) -> int:
         self.output.add_content(text[start:])
         return len(text)
 
+    def _broken(self, text: str, start: int) -> int:
+        self.output.add_arguments(text[start:])
+        return len(text)
+
     def _end(self, held: str) -> None:
-        """An object that is no call yet is content: here it may have been meant as such."""
+        """An object that is no call yet is content."""
         self.output.add_content(self._opening)
-        if self._call is not None and not self._call.is_call:
-            self.output.add_content(self._call.undecided())
+        if self._call is not None:
+            self._call.end(held)

@@ -1,27 +1,119 @@
-"""Which parameters of a tool are texts: Qwen3-Coder writes their values without JSON."""
+"""Which parameters of a tool may be texts: Qwen3-Coder writes texts without JSON."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
-_TEXT_TYPES = ("string", ["string"], ["string", "null"], ["null", "string"])
+KINDS = frozenset({"string", "null", "boolean", "integer", "number", "array", "object"})
+MAX_DEPTH = 100  # of schemas in schemas, where references lead on
+
+Kinds = frozenset[str]
 
 
-def text_parameters(parameters: dict[str, Any] | None) -> tuple[str, ...]:
-    """The names of a tool's parameters that are texts.
+def text_parameters(parameters: dict[str, Any] | None) -> dict[str, tuple[str, ...]]:
+    """The names of a tool's parameters that may be texts by their schemas, each with what else it may be.
 
     Args:
         parameters: JSON schema of the tool's arguments.
+
+    Returns:
+        Types of JSON by names, sorted: `("null",)` for a text that may be missing, nothing for what is always a text.
+        Parameters of which nothing is said are left out.
     """
-    properties = (parameters or {}).get("properties")
-    if not isinstance(properties, dict):
-        return ()
-    return tuple(name for name, schema in properties.items() if is_text(schema))
+    found = Schemas(parameters or {}).properties()
+    return {
+        name: tuple(sorted(kinds - {"string"})) for name, kinds in found.items() if "string" in kinds and kinds != KINDS
+    }
 
 
-def is_text(schema: Any) -> bool:
-    """Whether every value of a schema is a text, or may be given as one."""
-    if not isinstance(schema, dict):
-        return False
-    kind, values = schema.get("type"), schema.get("enum", [schema.get("const")])
-    if kind is not None:
-        return kind in _TEXT_TYPES
-    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+class Schemas:
+    """A schema and those in it, which may refer to one another. A part that cannot be read says nothing."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._kinds: dict[int, Kinds] = {}  # by id of the schema; all live as long as the root
+        self._visited: set[int] = set()
+
+    def kinds(self, schema: Any, depth: int = 0) -> Kinds:
+        """JSON's types that a value may have."""
+        if not isinstance(schema, dict) or depth > MAX_DEPTH:
+            return KINDS
+        if id(schema) not in self._kinds:
+            self._kinds[id(schema)] = KINDS  # where it refers to itself
+            kinds = _own_kinds(schema)
+            for part in self.all_of(schema):
+                kinds &= self.kinds(part, depth + 1)
+            for parts in any_of(schema):
+                kinds &= {kind for part in parts for kind in self.kinds(part, depth + 1)}
+            self._kinds[id(schema)] = kinds
+        return self._kinds[id(schema)]
+
+    def properties(self) -> dict[str, Kinds]:
+        """The types of each property that the schema names, itself or in a part."""
+        return self._properties(self._root, 0)
+
+    def all_of(self, schema: dict[str, Any]) -> list[Any]:
+        """Schemas that hold beside one, as it says."""
+        parts = schema.get("allOf")
+        referred = self._referred(schema)
+        return [*(parts if isinstance(parts, list) else ()), *([] if referred is None else [referred])]
+
+    def _referred(self, schema: dict[str, Any]) -> Any:
+        """What `$ref` points to, in the same document; None if there is none, or it points elsewhere."""
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        place: Any = self._root
+        for part in unquote(reference[1:]).split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, list) and key.isdecimal() and int(key) < len(place):
+                place = place[int(key)]
+            elif isinstance(place, dict):
+                place = place.get(key)
+            else:
+                return None
+        return place
+
+    def _properties(self, schema: Any, depth: int) -> dict[str, Kinds]:
+        """Each schema is looked at once: more would cost the square of what clients send."""
+        if not isinstance(schema, dict) or depth > MAX_DEPTH or id(schema) in self._visited:
+            return {}
+        self._visited.add(id(schema))
+        named = schema.get("properties")
+        found = {name: self.kinds(each) for name, each in named.items()} if isinstance(named, dict) else {}
+        for part in self.all_of(schema):
+            _intersect(found, self._properties(part, depth + 1))
+        for parts in any_of(schema):
+            either: dict[str, Kinds] = {}
+            for part in parts:
+                for name, kinds in self._properties(part, depth + 1).items():
+                    either[name] = either.get(name, frozenset()) | kinds
+            _intersect(found, either)
+        return found
+
+
+def any_of(schema: dict[str, Any]) -> Iterable[list[Any]]:
+    """Lists of schemas of which one has to hold beside a schema, as it says."""
+    return (parts for key in ("anyOf", "oneOf") if isinstance(parts := schema.get(key), list) and parts)
+
+
+def _intersect(found: dict[str, Kinds], others: Mapping[str, Kinds]) -> None:
+    for name, kinds in others.items():
+        found[name] = found.get(name, KINDS) & kinds
+
+
+def _own_kinds(schema: dict[str, Any]) -> Kinds:
+    """What `type`, `enum` and `const` of a schema allow."""
+    kinds, said = KINDS, schema.get("type")
+    types = [said] if isinstance(said, str) else said if isinstance(said, list) else []
+    if known := {kind for kind in types if isinstance(kind, str)} & KINDS:
+        kinds &= known | ({"integer"} if "number" in known else set())
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list) and values:
+        kinds &= frozenset(map(_kind, values))
+    return kinds
+
+
+def _kind(value: Any) -> str:
+    kinds = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")

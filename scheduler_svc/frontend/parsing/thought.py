@@ -197,4 +197,4 @@ class _Trial:
         """Whether the text is calls, the last one whole, if it ends here."""
         self._parser.flush()
         output = self._parser.output
-        return not output.take().content and output.num_calls > 0 and not output.is_in_call
+        return not output.take().content and output.num_calls > 0 and not output.has_cut_call

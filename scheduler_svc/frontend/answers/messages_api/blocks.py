@@ -1,9 +1,8 @@
 """The blocks of a message, built up from the pieces of an answer: one after the other, each of one kind."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Raw
 
@@ -16,6 +15,7 @@ from scheduler_svc.frontend.answers.messages_api.objects import (
     ContentBlock,
     Delta,
     InputJsonDelta,
+    InvalidJson,
     SignatureDelta,
     TextBlock,
     TextDelta,
@@ -23,6 +23,8 @@ from scheduler_svc.frontend.answers.messages_api.objects import (
     ThinkingDelta,
     ToolUseBlock,
 )
+from scheduler_svc.frontend.answers.openai_objects import to_json
+from scheduler_svc.frontend.parsing.json_value import is_object
 from scheduler_svc.frontend.parsing.message import CallPart
 
 NO_INPUT = Raw(b"{}")
@@ -121,14 +123,6 @@ def _whole(block: ContentBlock, text: str) -> ContentBlock:
 
 
 def _input(arguments: str) -> Raw:
-    """A call's arguments as they were written, if they are an object; else an empty one: the answer was cut off in
-    them, or the model writes no JSON."""
-    try:
-        content = json.loads(arguments, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        return NO_INPUT
-    return Raw(arguments.encode()) if isinstance(content, dict) else NO_INPUT
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    """A call's arguments as they were written. Where they are no object, since the call was cut, what there is of them
+    stands in one, under the name that Anthropic's documentation has for that: so no client takes them for arguments."""
+    return Raw(arguments.encode() if is_object(arguments) else to_json(InvalidJson(arguments)))

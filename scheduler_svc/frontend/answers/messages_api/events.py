@@ -105,7 +105,8 @@ def _end_of(piece: Piece, context: AnswerContext) -> MessageEnd:
     """Why a message ended with its last piece."""
     match piece.finish_reason:
         case "length":
-            return MessageEnd("model_context_window_exceeded" if context.fills_window else "max_tokens", None)
+            is_full = context.fills_window and not piece.has_cut_call
+            return MessageEnd("model_context_window_exceeded" if is_full else "max_tokens", None)
         case "tool_calls":
             return MessageEnd("tool_use", None)
         case _ if piece.stop_string:

@@ -28,6 +28,12 @@ class ToolUseBlock(Struct, frozen=True, tag_field="type", tag="tool_use"):
     input: Raw
 
 
+class InvalidJson(Struct, frozen=True):
+    """The input of a call that was cut, with what there is of its JSON."""
+
+    INVALID_JSON: str
+
+
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 

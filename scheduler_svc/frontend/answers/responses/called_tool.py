@@ -6,6 +6,7 @@ import re
 from msgspec import Struct
 
 from scheduler_svc.frontend.parsing.json_string import JsonString
+from scheduler_svc.frontend.parsing.json_value import is_object
 
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""
@@ -37,6 +38,11 @@ class CustomInput:
         self._held = ""
         self._rest: list[str] = []  # of arguments that begin otherwise
         self._string: JsonString | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments so far have all of the input."""
+        return self._string.is_closed if self._string is not None else is_object(self._held + "".join(self._rest))
 
     def feed(self, arguments: str) -> str:
         """Return what these arguments add to the input."""

@@ -150,6 +150,9 @@ class ResponseEvents(NumberedEvents):
                 thought = OpenThought(*self._place("rs"), in_summary=in_summary, is_sealed=is_sealed)
                 yield from self._begin(thought)
             yield from thought.grown(piece.thought)
+        for part in piece.calls:
+            if not part.name and self._open is not None:
+                yield from self._open.grown(part.arguments)
         if piece.text:
             yield from self._said(piece)
         for part in piece.calls:
@@ -157,9 +160,10 @@ class ResponseEvents(NumberedEvents):
                 called = call_id(self._spec.response_id, piece.choice, part.number)
                 tool = self._spec.tools.get(part.name) or CalledTool(part.name)
                 prefix, kind = ("ctc", OpenCustomCall) if tool.is_custom else ("fc", OpenCall)
-                yield from self._begin(kind(*self._place(prefix), called, tool))
-            if part.arguments and self._open is not None:
-                yield from self._open.grown(part.arguments)
+                begun = kind(*self._place(prefix), called, tool)
+                yield from self._begin(begun)
+                if part.arguments:
+                    yield from begun.grown(part.arguments)
         if piece.finish_reason is not None:
             self._is_cut = piece.finish_reason == "length"
             if self._open is None and not self._items:

@@ -27,6 +27,7 @@ from scheduler_svc.frontend.answers.responses.objects import (
     TextData,
 )
 from scheduler_svc.frontend.answers.responses.thoughts import sealed_thought
+from scheduler_svc.frontend.parsing.json_value import is_object
 
 
 class OpenItem(ABC):
@@ -155,8 +156,10 @@ class OpenCall(OpenItem):
         self._tool = tool
 
     def item(self, status: ItemStatus) -> OutputItem:
-        """As it is now."""
+        """As it is now. One whose arguments are not whole is not complete, also if more items follow."""
         tool = self._tool
+        if status == "completed" and not is_object(self.text):
+            status = "incomplete"
         return OutputCall(self._id, status, self._call_id, tool.name, self.text, tool.namespace or UNSET)
 
     def grown(self, text: str, logprobs: Sequence[Entry] | None = None) -> Iterator[NumberedEvent]:
@@ -179,8 +182,10 @@ class OpenCustomCall(OpenCall):
         self._input = CustomInput()
 
     def item(self, status: ItemStatus) -> OutputItem:
-        """As it is now."""
+        """As it is now. One whose input is not whole is not complete, as with other calls."""
         tool = self._tool
+        if status == "completed" and not self._input.is_whole:
+            status = "incomplete"
         return OutputCustomCall(self._id, status, self._call_id, tool.name, self.text, tool.namespace or UNSET)
 
     def grown(self, text: str, logprobs: Sequence[Entry] | None = None) -> Iterator[NumberedEvent]:
