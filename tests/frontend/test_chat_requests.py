@@ -661,6 +661,6 @@ def test_chats_end_where_the_template_ends_answers_and_completions_do_not():
         assert params.stop_token_ids == stops
     [params] = chat(base, min_tokens=3, max_tokens=9).params
     assert (params.stop_token_ids, params.constraints.min_tokens) == ((5, im_end), 3)
-    body = parse_noting(b'{"model": "m", "prompt": "x"}', CompletionRequest, allow_unknown=False).body
+    body = parse_noting(b'{"model": "m", "prompt": "x"}', CompletionRequest).body
     [params] = tokenize_completion(body, base, 2048).params
     assert params.stop_token_ids == (5,)

@@ -71,7 +71,16 @@ def test_calls_behind_a_thought(calls: str):
 
 
 NO_CALL_ENDS_A_THOUGHT = [
-    *("{call} so", "{call}</thi", "{call}<", "{cut}", "{cut}</tool_call> no", "{call}{cut}", "<tool_call> {call} so"),
+    *(
+        "{call} so",
+        "{call}</thi",
+        "{call}<",
+        "{call}\n<tool_call>",
+        "{cut}",
+        "{cut}</tool_call> no",
+        "{call}{cut}",
+        "<tool_call> {call} so",
+    ),
     *("<tool_call>", "<tool_call>\n", "<tool_call>{{", '<tool_call>{{"name": "f"', "</tool_call>"),
 ]
 
@@ -81,7 +90,7 @@ NO_CALL_ENDS_A_THOUGHT = [
 @pytest.mark.parametrize(
     ("before", "end", "num_calls"),
     [
-        *(("", "{call}", 1), ("", "{call}\n", 1), ("", "{call}\n{call}", 2), ("", "{call}\n<tool_call>", 1)),
+        *(("", "{call}", 1), ("", "{call}\n", 1), ("", "{call}\n{call}", 2)),
         *(("I <tool_call> it.\n", "{call}", 1), ("<tool_call>", "{call}", 1), ("<function=", "{call}", 1)),
         *(("{call} or ", "{call}", 1), ("{call} or ", "{call} {call}\n", 2), ("</tool_call>", "{call}", 1)),
     ],
@@ -98,7 +107,7 @@ def test_a_thought_that_ends_with_calls(calls: str, start: str, before: str, end
 @pytest.mark.parametrize("end", NO_CALL_ENDS_A_THOUGHT)
 def test_a_thought_that_ends_with_anything_else(calls: str, end: str):
     call = CALLS[calls]
-    cut = call[: call.rindex("}" if calls == "hermes" else "</parameter>")]
+    cut = call[: call.rindex("]" if calls == "hermes" else "</parameter>")]
     thought = f"I should.\n{end.format(call=call, cut=cut)}"
     how = rules(calls, "open")
     assert same_for_every_cut(how, thought) == (thought.rstrip(), "", [])

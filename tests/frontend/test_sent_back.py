@@ -53,7 +53,7 @@ def assert_told(core: FakeCore, answer: str) -> None:
     """The model was told of the call, as far as it came."""
     prompt = b"".join(TOKENIZER.all_token_bytes[token] for token in tokens_of(core.submits[-1].prompt)).decode()
     assert "Go on." in prompt
-    assert ("<tool_call>" in prompt) == ('"arguments"' in answer)
+    assert ("<tool_call>" in prompt) == ("<tool_call>" in answer)
     assert ("city=K\u00f6" in prompt) == ('"K\u00f6' in answer)
 
 
@@ -87,4 +87,4 @@ def test_a_message(answer: str, core: FakeCore, frontend: Frontend):
         client.messages.create(messages=[USER, said, AGAIN] if first.content else [USER, AGAIN], **asked)
     prompt = b"".join(TOKENIZER.all_token_bytes[token] for token in tokens_of(core.submits[-1].prompt)).decode()
     assert "Go on." in prompt
-    assert ("<tool_call>" in prompt) == ('"arguments"' in answer)
+    assert ("<tool_call>" in prompt) == ("<tool_call>" in answer)
