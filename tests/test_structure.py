@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import threading
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -290,6 +291,20 @@ def test_nothing_unpickles():
             text = path.read_text()
             for word in ("pickle", "recv_pyobj", "torch.load", "trust_remote_code=True"):
                 assert word not in text, f"{path} mentions {word}"
+
+
+LATER_OF_THREADS = {"_handle", "_os_thread_handle", "_context"}  # since Python 3.13 and 3.14
+
+
+@pytest.mark.parametrize("package", [*MAY_IMPORT, "benchmarks", "tests"])
+def test_no_attribute_of_a_thread_is_taken_from_it(package):
+    """The thread's own `_context` is what Python 3.14 runs it in: ours in its place and the thread does not begin."""
+    own = {name for name in vars(threading.Thread()) if name.startswith("_")} | LATER_OF_THREADS
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Thread") for base in node.bases):
+                attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+                assert not attributes & own, f"{path}: {node.name} has {attributes & own}"
 
 
 def test_importing_the_core_brings_neither_torch_nor_the_tokenizer():

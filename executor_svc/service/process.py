@@ -134,7 +134,7 @@ class _SocketThread(threading.Thread):
         self._registration = Registration(hello, time.monotonic())
         self._codec: Codec[m.SchedulerToExecutor] = Codec(m.SchedulerToExecutor)
         self._drops = DropLog(log, "scheduler")
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._handshakes = Handshakes(log, has_keys=curve is not None)
         self._connect()
 
@@ -147,7 +147,7 @@ class _SocketThread(threading.Thread):
             log.exception("the socket thread crashed")
         self.steps.put(None)
         self._disconnect(LINGER_MS)
-        self._context.term()
+        self._zmq.term()
         if not self.computing_ended.wait(STOP_GRACE_S):
             log.warning("stopped in the middle of a step", exit_code=self.exit_code)
             os._exit(self.exit_code)
@@ -259,7 +259,7 @@ class _SocketThread(threading.Thread):
 
     def _connect(self) -> None:
         """Make a socket that connects to the scheduler. Nothing is queued until it is connected (IMMEDIATE)."""
-        self._socket = self._context.socket(zmq.DEALER)
+        self._socket = self._zmq.socket(zmq.DEALER)
         for option, value in (
             (zmq.IMMEDIATE, 1),
             (zmq.SNDHWM, HIGH_WATER_MARK),
