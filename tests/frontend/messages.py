@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from scheduler_svc.frontend.parsing.message import MessageParser, MessagePart, MessageRules
 from scheduler_svc.frontend.parsing.text_parameters import text_parameters
 
@@ -32,10 +34,12 @@ class Message(NamedTuple):
 
 def parsed(rules: MessageRules, pieces: Iterable[str]) -> Message:
     """The message that these pieces are. Checks that calls are numbered, and each is named once, when it begins; and
-    that the parser says that a call was cut just where arguments are no JSON."""
+    that the parser says that a call was cut just where arguments are no JSON, but the beginning of some."""
     parser = MessageParser(rules)
     message = joined([*map(parser.feed, pieces), parser.flush()])
     assert parser.has_cut_call == (not all(is_object(arguments) for _, arguments in message.calls)), message.calls
+    for _, arguments in message.calls:
+        from_json(arguments, allow_partial="trailing-strings")
     return message
 
 

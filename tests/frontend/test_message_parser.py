@@ -174,10 +174,8 @@ def test_arguments_come_as_they_are_written(calls: str):
             '{"a": "</tool_call>\\"<"}',
         ),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\\\n\\u00e9\\"}"}</tool_call>', "f", '{"a": "\\né"}'),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x"}</tool_call>', "f", '{"a": "x}'),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x"</tool_call>', "f", '{"a": "x'),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}', "f", '{"a": 1}'),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1} \\"x\\""}', "f", '{"a": 1}"x\\""}'),
         ('<tool_call>{"name": "\\u0066"}</tool_call>', "f", "{}"),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}', "f", '{"a": 1}'),
         ('<tool_call>{"name": "f", "arguments": {"a": "x', "f", '{"a": "x'),
@@ -277,34 +275,69 @@ def test_a_tag_shows_that_brackets_are_missing(inside: str, arguments: str, tag:
     assert message.content == ""
 
 
+# Arguments, and so much of them as could be the beginning of JSON.
 BROKEN = [
-    '{"a": "print("hi")", "b": 1}',
-    '{"a": 1, oops}',
-    '{"a": tru, "b": "rest"}',
-    '{"a": NaN}',
-    '{"a": 01}',
-    "{'a': 1}",
-    '{"a" 1}',
-    '{"a": 1]',
-    '{"a": [1}',
-    '{"a":}',
-    '{"a": 1,, "b": 2}',
-    '{"a": <b>}',
-    '{"a": ' + "1" * 300 + "}",
-    '{"a": ' + "[" * 60 + "]" * 60 + "}",
+    ('{"a": "print("hi")", "b": 1}', '{"a": "print("'),
+    ('{"a": 1, oops}', '{"a": 1'),
+    ('{"a": tru, "b": "rest"}', '{"a": '),
+    ('{"a": NaN}', '{"a": '),
+    ('{"a": 01}', '{"a": '),
+    ("{'a': 1}", "{"),
+    ('{"a" 1}', '{"a" '),
+    ('{"a": 1]', '{"a": 1'),
+    ('{"a": [1}', '{"a": [1'),
+    ('{"a":}', '{"a":'),
+    ('{"a": 1,, "b": 2}', '{"a": 1'),
+    ('{"a": <b>}', '{"a": '),
+    ('{"a": ' + "1" * 300 + "}", '{"a": '),
+    ('{"a": ' + "[" * 60 + "]" * 60 + "}", '{"a": ' + "[" * 55),
 ]
 
 
-@pytest.mark.parametrize("written", BROKEN)
+@pytest.mark.parametrize(("written", "arguments"), BROKEN)
 @pytest.mark.parametrize("calls", ["hermes", "json"])
-def test_arguments_that_are_no_json_are_given_as_they_are_written(calls: str, written: str):
-    """The client has their beginning, so the rest belongs to them. `parsed` checks that they are told to be cut."""
+def test_arguments_end_where_they_are_no_json(calls: str, written: str, arguments: str):
+    """The client has their beginning, and what follows is content. `parsed` checks that they are told to be cut."""
     text = f'{{"name": "f", "arguments": {written}}}'
+    rest = f"{written.removeprefix(arguments)}}}"
     if calls == "json":
-        assert same_for_every_cut(rules(calls), f"{text} so") == ("", "", [("f", f"{written}}} so")])
+        assert same_for_every_cut(rules(calls), f"{text} so") == ("", f"{rest} so", [("f", arguments)])
         return
     message = same_for_every_cut(rules(calls), f"<tool_call>{text}</tool_call> so {HERMES}")
-    assert message == ("", "so", [("f", f"{written}}}"), ("f", HERMES_ARGUMENTS)])
+    assert message == ("", f"{rest} so", [("f", arguments), ("f", HERMES_ARGUMENTS)])
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments", "content"),
+    [
+        ('{"a": 1', '{"a": 1', ""),
+        ('{"a": 1, ', '{"a": 1, ', ""),
+        ('{"a": -', '{"a": -', ""),
+        ('{"a": 1.5e', '{"a": 1.5e', ""),
+        ('{"a": nul', '{"a": nul', ""),
+        ('{"a": Tru', '{"a": ', "Tru"),
+        ('{"a": oops', '{"a": ', "oops"),
+        ('{"a": "x\\u00', '{"a": "x\\u00', ""),
+        ('{"a": "x\n', '{"a": "x\\n', ""),
+    ],
+)
+def test_arguments_that_the_text_ends_in(written: str, arguments: str, content: str):
+    text = f'{{"name": "f", "arguments": {written}'
+    assert same_for_every_cut(rules("json"), text) == ("", content, [("f", arguments)])
+    assert same_for_every_cut(rules("hermes"), f"<tool_call>{text}") == ("", content, [("f", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments", "content"),
+    [
+        (r'"{\"a\": \"x"', '{"a": "x', ""),
+        (r'"{\"a\": oops}"', '{"a": ', r'oops}"'),
+        (r'"{\"a\": 1} \"x\""', '{"a": 1}', r'"x\""'),
+    ],
+)
+def test_arguments_in_a_string_that_are_no_json(written: str, arguments: str, content: str):
+    text = f'<tool_call>{{"name": "f", "arguments": {written}</tool_call>'
+    assert same_for_every_cut(rules("hermes"), text) == ("", content, [("f", arguments)])
 
 
 @pytest.mark.parametrize("written", ["12", "[]", '[{"a": 1}]', "true", '"Paris"', '"[1]"', "nothing", "<b>", ""])
@@ -356,8 +389,11 @@ def test_qwen3_coder(parameters: str, arguments: str, has_tag: bool):
         ("<function=f>\n<parameter=b>\n12", "", '{"b": 12'),
         ('<function=f>\n<parameter=b>\n{"x": "</parameter>', "", '{"b": {"x": "</parameter>'),
         ("<function=f>\n<parameter=a>\nx\n</function>\nSo.", "", '{"a": "x\\n</function>\\nSo.'),
-        ("<function=f>\n<parameter=b>\n12\n</parameter>\n<para", "", '{"b": 12<para'),
-        ("<function=f>\n<parameter=so", "", "{<parameter=so"),
+        ("<function=f>\n<parameter=b>\n12\n</parameter>\n<para", "<para", '{"b": 12'),
+        ("<function=f>\n<parameter=so", "<parameter=so", "{"),
+        ("<function=f>\n<parameter=b>\nhello", "", '{"b": "hello'),
+        ('<function=f>\n<parameter=b>\n{"x": "one\ntwo", "y": nul', "", '{"b": {"x": "one\\ntwo", "y": nul'),
+        ("<function=f>\n<parameter=b>\n", "", '{"b": '),
     ],
 )
 def test_qwen3_coder_calls_that_are_not_whole(text: str, content: str, arguments: str):

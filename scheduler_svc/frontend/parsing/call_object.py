@@ -46,6 +46,7 @@ class CallObject:
         self._value = JsonValue()
         self._is_kept = False  # the value is the arguments
         self._arguments: list[str] = []
+        self._said = ""  # by a string, behind what can be arguments
 
     def read(self, text: str, start: int) -> int:
         """Read on in `text` from `start`; where it ends, or the name, the arguments, or what can be read."""
@@ -65,11 +66,11 @@ class CallObject:
         arguments, self._arguments = "".join(self._arguments), []
         return arguments
 
-    def take_held(self) -> str:
-        """What was read of arguments that are not whole and was not given, as it was read."""
-        held = self._value.held if self._is_kept and not self.has_arguments else ""
-        self._value = JsonValue()
-        return held
+    def take_rest(self) -> tuple[str, str]:
+        """What was read of arguments that are not whole and was not given, as it was read: what goes on with their JSON
+        if the text ends here, and what does not."""
+        arguments, rest = self._value.take_rest() if self._is_kept and not self.has_arguments else ("", "")
+        return arguments, rest + self._said
 
     def end(self) -> None:
         """The text ends. Arguments that are whole are, also if the string that says them is not."""
@@ -165,7 +166,7 @@ class CallObject:
             return end
         if match:
             return start + stop
-        self._keep(self.take_held() + decoded[stop:])
+        self._said = decoded[stop:]
         return end
 
     def _read_said(self, text: str) -> int:

@@ -18,7 +18,7 @@ class HermesParser(CallParser):
     Tags inside the JSON's strings are no tags. A begin tag without a call is content with all that follows it, and so
     is an end tag that no call is before. Another object without tags between them is another call. Braces too many
     behind an object are left out, and those that are missing before a tag are closed. Where the arguments cannot be
-    JSON any more, all up to the next tag belongs to them as it is written, and the call is not whole.
+    JSON any more the call ends, and is not whole; what follows is content.
     """
 
     begin_tags: ClassVar[tuple[str, ...]] = (BEGIN,)
@@ -48,7 +48,7 @@ class HermesParser(CallParser):
         self._state = self._content
         if call.is_call:
             self._open()
-            self._state = self._behind_object if call.is_whole else self._broken
+            self._state = self._behind_object if call.is_whole else self._content
         return end
 
     def _behind_object(self, text: str, start: int) -> int:
@@ -61,24 +61,13 @@ class HermesParser(CallParser):
             self._state = self._content
         return match.start()
 
-    def _broken(self, text: str, start: int) -> int:
-        """In arguments that are no JSON."""
-        begin, tag = _TAGS.find(text, start)
-        self.output.add_arguments(text[start:begin])
-        if tag:
-            self.output.end_call(is_whole=False)
-            self._state = self._content
-        return begin
-
     def _begin(self, opening: str) -> None:
         self._call = ObjectCall(self.output, opening, needs_arguments=False)
         self._state = self._object
 
     def _end(self, held: str) -> None:
-        """Half a tag is what it stands in, and an object that is no call yet is content."""
+        """Half a tag is content, and so is an object that is no call yet."""
         if self._call is not None:
             self._call.end(held)
-        elif self._state == self._broken:
-            self.output.add_arguments(held)
         else:
             self.output.add_content(held)

@@ -15,6 +15,7 @@ WORDS = {"True": "true", "False": "false", "None": "null"}  # as Python has them
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _AFTER_SCALAR = re.compile(r'[ \t\r\n,:"<{}\[\]]')
 _SCALAR = re.compile(r"true|false|null|-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_NUMBER_SO_FAR = re.compile(r"-?|-?(0|[1-9][0-9]*)(\.[0-9]*)?|-?(0|[1-9][0-9]*)(\.[0-9]+)?[eE][+-]?[0-9]*")
 
 
 class _Next(Enum):
@@ -71,10 +72,13 @@ class JsonValue:
         """Whether a piece stands in a string and is written as it is: it need not be read."""
         return self._string is not None and self._string.says(text)
 
-    @property
-    def held(self) -> str:
-        """What has been read and not been written, as it was read."""
-        return self._held + self._scalar + (self._string.held if self._string else "")
+    def take_rest(self) -> tuple[str, str]:
+        """What has been read and not been written, as it was read: what goes on with the value's JSON if the text ends
+        here, and what does not."""
+        rest = self._held + self._scalar + (self._string.held if self._string else "")
+        goes_on = not self.is_broken and (not self._scalar or _begins_scalar(self._scalar))
+        self._held = self._scalar = ""
+        return (rest, "") if goes_on else ("", rest)
 
     @property
     def is_blank(self) -> bool:
@@ -200,6 +204,10 @@ def is_object(text: str) -> bool:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _begins_scalar(text: str) -> bool:
+    return _NUMBER_SO_FAR.fullmatch(text) is not None or any(word.startswith(text) for word in WORDS.values())
 
 
 def _is_scalar(text: str) -> bool:

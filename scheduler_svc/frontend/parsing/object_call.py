@@ -74,7 +74,7 @@ class ObjectCall:
             self._begin()
 
     def end(self, held: str = "") -> None:
-        """Nothing more can be read: what is no call is content, and what is not whole is given as it was written.
+        """Nothing more can be read: what is neither arguments nor the end of their object is content.
 
         Args:
             held: text that could not be read.
@@ -82,11 +82,13 @@ class ObjectCall:
         self._object.end()
         if not self.is_call:
             self._output.add_content("".join(self._undecided) + held)
-        elif self.is_whole:
-            self._output.end_call()
-            self._output.add_content("" if self.is_complete else self._behind + held)
-        else:
-            self._output.add_arguments(self._object.take_held() + held)
+            return
+        arguments, rest = self._object.take_rest()
+        self._output.add_arguments(arguments)
+        if self.is_whole or self._object.is_broken:
+            self._output.end_call(is_whole=self.is_whole)
+        if not self.is_complete:
+            self._output.add_content(rest + self._behind + held)
 
     def _read_undecided(self, text: str, start: int) -> int:
         while start < len(text) and not self.is_call and not self.is_over:

@@ -68,8 +68,12 @@ class ParameterValue:
         return '"' if self._is_quoted else '""'
 
     def cut(self) -> str:
-        """What has been read of a value that has no end, and was not given: as it was written."""
-        return "".join(self._undecided)
+        """What has been read of a value that has no end, and was not given, as the beginning of its JSON."""
+        if self._is_text or self._json.is_blank:
+            return ""
+        written = self._json.take().lstrip(SPACES)
+        rest, other = self._json.take_rest()
+        return json_text(self._decide_text())[:-1] if other else written + rest
 
     def _may_be_json(self, text: str) -> bool:
         """Whether the value may be JSON with this piece."""

@@ -15,7 +15,7 @@ _NO_SEPARATOR = re.compile(r"[^ \t\r\n,;\]]")
 class JsonParser(CallParser):
     """Reads them. An answer that begins with anything else is content, and so is an object without a name or without
     arguments, with all that follows it. More calls follow in the list, or behind commas, semicolons and whitespace.
-    Where the arguments cannot be JSON any more, the rest of the answer belongs to them as it is written.
+    Where the arguments cannot be JSON any more the call ends, and is not whole; the rest of the answer is content.
     """
 
     tag_begin: ClassVar[str] = ""
@@ -78,16 +78,11 @@ class JsonParser(CallParser):
         if call.is_over:
             call.end()
             self._call = None
-            behind = self._behind_call if call.is_whole else self._broken
-            self._state = behind if call.is_call else self._content
+            self._state = self._behind_call if call.is_whole else self._content
         return end
 
     def _content(self, text: str, start: int) -> int:
         self.output.add_content(text[start:])
-        return len(text)
-
-    def _broken(self, text: str, start: int) -> int:
-        self.output.add_arguments(text[start:])
         return len(text)
 
     def _end(self, held: str) -> None:

@@ -177,8 +177,7 @@ class Qwen3CoderParser(CallParser):
         return start
 
     def _end(self, held: str) -> None:
-        """Half a tag is content, or belongs to the arguments of a call that is cut; a call without a whole name is
-        content."""
+        """Half a tag is content, but in a value that is cut; a call without a whole name is content, too."""
         if self._state == self._content:
             self._add_content(held)
         elif self._state in (self._opened, self._name):
@@ -187,7 +186,7 @@ class Qwen3CoderParser(CallParser):
         elif self._state == self._in_value:
             self.output.add_arguments(self._value.feed(held) + self._value.cut())
         else:
-            self.output.add_arguments((self._opening if self._state == self._key else "") + held)
+            self._add_content((self._opening if self._state == self._key else "") + held)
 
 
 def _name_at(text: str, start: int) -> tuple[str, int]:
