@@ -121,11 +121,13 @@ def test_what_a_template_writes_is_measured_wherever_it_stood(monkeypatch, chang
         finished(tokenize_chat(body, TOKENIZER, MAX_LEN), TOKENIZER)
 
 
-def test_what_is_in_the_arguments_of_a_call_is_counted_before_it_is_decoded():
-    call = {"id": "c", "function": {"name": "f", "arguments": "[" + "[]," * MAX_CONTAINERS + "[]]"}}
+def test_what_is_in_the_arguments_of_a_call_is_counted_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr("scheduler_svc.frontend.requests.messages.loads", None)
+    arguments = "[" + "[]," * MAX_CONTAINERS + "[]]"
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
     body = ChatRequest.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
-    with pytest.raises(ApiError, match=f"more than {MAX_CONTAINERS} objects and arrays"):
-        finished(tokenize_chat(body, TOKENIZER, MAX_LEN), TOKENIZER)
+    [told] = body.messages[0].plain()["tool_calls"]
+    assert told["function"]["arguments"] == {"arguments": arguments}
 
 
 def test_before_an_executor_has_joined_the_models_own_length_counts(monkeypatch):
