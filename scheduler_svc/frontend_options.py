@@ -106,7 +106,7 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--reasoning-parser", type=click.Choice(get_args(ReasoningParser)), default=default.reasoning_parser,
                   help="How the model writes its thoughts; auto reads it off its chat template.")  # fmt: skip
     @click.option("--stop-in-thoughts", is_flag=True, help="Let stop strings of a request end an answer inside its "
-                  "thought, too, and not only behind it.")  # fmt: skip
+                  "thought, too, and not only after it.")  # fmt: skip
     @click.option("--allow-unknown", is_flag=True, help="Ignore unknown parameters of requests, instead of refusing.")
     @click.option("--images", type=click.Choice(get_args(Images)), default=default.images, show_default=True,
                   help="An image (or sound, video, file) in an old turn of a conversation: replace it by a line that "

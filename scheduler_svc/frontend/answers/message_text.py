@@ -28,7 +28,7 @@ class MessageText:
     What has been given after the first k tokens does not depend on how the tokens were grouped into calls, as with
     `SequenceText`. Here the text that the client has is needed again: it says where the message stands. The sequence
     ends where a call begins that is left out, or the model could go on with calls that nobody sees. Stop strings are
-    searched behind the thought, and in it only if the rules say so.
+    searched after the thought, and in it only if the rules say so.
 
     Args:
         text_rules, rules: of the answer that the sequence belongs to.

@@ -46,7 +46,7 @@ class CallObject:
         self._value = JsonValue()
         self._is_kept = False  # the value is the arguments
         self._arguments: list[str] = []
-        self._said = ""  # by a string, behind what can be arguments
+        self._said = ""  # by a string, after what can be arguments
 
     def read(self, text: str, start: int) -> int:
         """Read on in `text` from `start`; where it ends, or the name, the arguments, or what can be read."""
@@ -78,7 +78,7 @@ class CallObject:
             self.has_arguments = True
 
     def close(self) -> None:
-        """Complete the object, where a tag stands behind it and shows that brackets are missing, if that is all."""
+        """Complete the object, where a tag follows it and shows that brackets are missing, if that is all."""
         if self._step == self._read_plain:
             self._value.close()
             if self._value.is_complete:

@@ -27,7 +27,7 @@ class Qwen3CoderParser(CallParser):
 
     A value ends at `</parameter>`; in a value that is JSON, not inside a string. A newline at each of its ends is left
     out. Where that tag is missing, a value also ends before `<parameter=KEY>` at the beginning of a line, and before
-    `</function>` or `</tool_call>` if the value is JSON up to there, or if behind the tag, after whitespace, another
+    `</function>` or `</tool_call>` if the value is JSON up to there, or if after the tag, and whitespace, another
     tag of a call or the end of the text comes. So a text may speak of these tags.
 
     What stands in a function and is no parameter ends the call, and is content. `<tool_call>` and `<function=` without
@@ -151,7 +151,7 @@ class Qwen3CoderParser(CallParser):
         return self._value.is_whole_json or self._ends_call(text, found.end)
 
     def _ends_call(self, text: str, start: int) -> bool | None:
-        """Whether only a tag of a call or the end of the text comes behind a tag; None while that is not clear."""
+        """Whether only a tag of a call or the end of the text comes after a tag; None while that is not clear."""
         behind = text[start : start + MAX_HELD_SPACES]
         end = start + len(behind) - len(behind.lstrip(SPACES))
         if _IN_CONTENT.at(text, end):

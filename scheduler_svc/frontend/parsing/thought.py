@@ -18,7 +18,7 @@ _BEFORE_TAGS = re.compile("(?=<)")
 class _State(Enum):
     BEFORE = auto()  # the begin tag may come
     INSIDE = auto()
-    CALLS = auto()  # inside, in text that is calls if the thought does not go on behind it
+    CALLS = auto()  # inside, in text that is calls if the thought does not go on after it
     BEHIND = auto()  # newlines between the end tag and the answer
     ANSWER = auto()
 
@@ -180,7 +180,7 @@ class _Trial:
     def read(self, text: str) -> tuple[str, str] | None:
         """Read on. Where something shows that is no call, the text up to there and the text that is to be read anew,
         as it may begin with a call's tag; else None. How the text is cut changes nothing: the place is a segment's
-        beginning, or else behind the tag."""
+        beginning, or else after the tag."""
         pieces = [piece for piece in _BEFORE_TAGS.split(text) if piece]
         for number, piece in enumerate(pieces):
             if piece.startswith("<"):

@@ -93,15 +93,15 @@ class ChatTemplate:
             raise CheckpointError(compiled.reason)
         return frozenset(compiled.variables)
 
-    def behind_answer(self) -> str:
-        """What it writes directly behind an assistant's content; empty if it does not render one after a question."""
+    def after_answer(self) -> str:
+        """Return what it writes directly after an assistant's content; empty if it does not render one after a question."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         try:
-            _, found, behind = self.render(messages, None, {}, "message").rpartition(_ANSWER)
+            _, found, after = self.render(messages, None, {}, "message").rpartition(_ANSWER)
         except RequestRejected as error:
             log.warning("chat template does not show where answers end", error=str(error))
             return ""
-        return behind if found else ""
+        return after if found else ""
 
     def render(
         self,

@@ -128,9 +128,9 @@ class Tokenizer:
     @cached_property
     def chat_eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a chat's answer: also the special token, if it is one, that the chat template writes directly
-        behind an assistant's content. Blocks where the template has not been asked: `start_rendering` asks it."""
-        behind = "" if self.chat_template is None else self.chat_template.behind_answer()
-        written = [token for token in self.special_tokens if token and behind.startswith(token)]
+        after an assistant's content. Blocks where the template has not been asked: `start_rendering` asks it."""
+        after = "" if self.chat_template is None else self.chat_template.after_answer()
+        written = [token for token in self.special_tokens if token and after.startswith(token)]
         return self._ends(*self.eos_token_ids, *(self.special_tokens[token] for token in sorted(written, key=len)[-1:]))
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:

@@ -1,4 +1,5 @@
-// Makes elements, and tells their keys apart. Text goes into text nodes and never into markup: what a model or a client writes stays text.
+// Makes elements, and tells their keys apart. Text goes into text nodes and never into markup: what a model or a
+// client writes stays text.
 
 /**
  * An element with attributes and children.
