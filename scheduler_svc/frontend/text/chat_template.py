@@ -94,7 +94,7 @@ class ChatTemplate:
         return frozenset(compiled.variables)
 
     def after_answer(self) -> str:
-        """Return what it writes directly after an assistant's content; empty if it does not render one after a question."""
+        """Return what it writes directly after an assistant's content; empty if it renders none after a question."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         try:
             _, found, after = self.render(messages, None, {}, "message").rpartition(_ANSWER)
