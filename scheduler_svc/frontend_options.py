@@ -109,8 +109,8 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   "thought, too, and not only after it.")  # fmt: skip
     @click.option("--allow-unknown", is_flag=True, help="Ignore unknown parameters of requests, instead of refusing.")
     @click.option("--images", type=click.Choice(get_args(Images)), default=default.images, show_default=True,
-                  help="An image (or sound, video, file) in an old turn of a conversation: replace it by a line that "
-                  "says so, or refuse the request. One in the newest turn is refused.")  # fmt: skip
+                  help="An image (or sound, video, file) before the last message of a conversation: replace it by a "
+                  "line that says so, or refuse the request. One in a user's last message is refused.")  # fmt: skip
     @click.option("--max-tools", type=click.IntRange(0), default=default.max_tools, show_default=True,
                   help="Of one request to OpenAI's endpoints; 0 for no limit. /v1/messages has none.")  # fmt: skip
     @click.option("--cors-origin", multiple=True, help="Origin whose pages may use the API, or * for all; may be given "

@@ -289,11 +289,16 @@ def test_a_grammar_begins_after_the_thought():
         ({"reasoning_effort": 5}, "reasoning_effort"),
         ({"thinking_token_budget": 5}, "thinking_token_budget"),
         ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"think": "high"}, "think"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
     ],
 )
 def test_a_model_without_thoughts(asked: dict, param: str):
     assert refusal(**asked).param == param
-    assert chat(reasoning_effort="none").message == MessageRules()
+    for nothing in ({"reasoning_effort": "none"}, {"thinking_token_budget": 0}, {"think": False}):
+        assert chat(**nothing).message == MessageRules()
     hidden = style_of(THINKER.chat_template, FrontendOptions(reasoning_parser="none"))
     assert chat(THINKER, hidden).message.thought == "none"
     assert prompt_of(chat(THINKER, hidden, reasoning_effort="none")).endswith("<think>\n\n</think>\n\n")

@@ -47,7 +47,7 @@ def tokenize_chat(
     style = style_of(tokenizer.chat_template, FrontendOptions()) if style is None else style
     use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls, style=style)
     said = said_of_thinking(body, body.reasoning, body.reasoning_effort, body.chat_template_kwargs)
-    thinking = asked_thinking(*said, style)
+    thinking = asked_thinking(said, style)
     text = yield _conversation(body, use, thinking.variables)
     check_characters(len(text), tokenizer, max_model_len, "messages")
     [prompt] = tokenizer.encode([text], add_special_tokens=False)

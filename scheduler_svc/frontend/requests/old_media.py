@@ -2,7 +2,8 @@
 
 A client sends its whole conversation with each request. An image that a tool read, or that another model was shown,
 would end the conversation for good if it were refused: nobody can take it back. So it is replaced by a line that says
-so. What a user has just sent is not: that request is refused, and the user learns why.
+so. What stands in a user's last message is not: that request is refused, and the user learns why. The next request may
+have the refused image before its last message, so it does not end the conversation either.
 """
 
 from collections.abc import Mapping

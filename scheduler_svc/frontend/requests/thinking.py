@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -78,31 +78,44 @@ class Thinking:
     param: str = "reasoning_effort"
 
 
-def asked_thinking(effort: str | None, budget: int | None, variables: Mapping[str, Any], style: ChatStyle) -> Thinking:
-    """What a request says. Raises ApiError (400) if it asks a model to think that does not.
-
-    Args:
-        effort, budget: `reasoning_effort` and `thinking_token_budget`.
-        variables: `chat_template_kwargs`, which count more than the effort.
-    """
+def asked_thinking(said: "SaidOfThinking", style: ChatStyle) -> Thinking:
+    """What a request says. Raises ApiError (400) if it asks a model to think that does not."""
+    effort, budget, variables = said.effort, said.budget, said.variables
     if not style.thinks:
         if effort not in (None, "none"):
-            raise _does_not_think("reasoning_effort", 'null or "none"')
-        if budget is not None:
-            raise _does_not_think("thinking_token_budget", "null")
+            raise _does_not_think(said.effort_name, 'null or "none"')
+        if budget:
+            raise _does_not_think(said.budget_name, "null or 0")
+        budget = None
     asked: dict[str, Any] = {}
     if effort is not None:
         asked = {"enable_thinking": effort != "none", "reasoning_effort": effort}
     asked = {name: value for name, value in asked.items() if name in style.variables} | dict(variables)
     if budget is not None:
-        return Thinking(asked, budget, "thinking_token_budget")
-    return Thinking(asked, None if effort is None else BUDGETS.get(effort))
+        return Thinking(asked, budget, said.budget_name)
+    return Thinking(asked, None if effort is None else BUDGETS.get(effort), said.effort_name)
+
+
+class SaidOfThinking(NamedTuple):
+    """What all names of a request together say.
+
+    Attributes:
+        effort, budget: `reasoning_effort` and `thinking_token_budget`.
+        variables: `chat_template_kwargs`, which count more than the effort.
+        effort_name, budget_name: the parameters that say so; errors name them.
+    """
+
+    effort: str | None
+    budget: int | None
+    variables: Mapping[str, Any]
+    effort_name: str
+    budget_name: str
 
 
 def said_of_thinking(
     fields: ThinkingFields, reasoning: ChatReasoning | None, effort: str | None, variables: Mapping[str, Any]
-) -> tuple[str | None, int | None, dict[str, Any]]:
-    """Return the effort, the budget and the variables of the chat template that all names together ask for.
+) -> SaidOfThinking:
+    """Bring all names of a request together.
 
     Args:
         effort: `reasoning_effort`.
@@ -112,7 +125,7 @@ def said_of_thinking(
         ApiError: (400) two names say different things.
     """
     thinking, think, reasoning = fields.thinking, fields.think, reasoning or ChatReasoning()
-    budget = _agreed(
+    budget_name, budget = _agreed(
         {
             "thinking_token_budget": fields.thinking_token_budget,
             "thinking_budget": fields.thinking_budget,
@@ -126,17 +139,18 @@ def said_of_thinking(
         "think": think if isinstance(think, bool) else None,
         "reasoning.enabled": reasoning.enabled,
     }
-    is_on = _agreed(switches | {"chat_template_kwargs": variables.get("enable_thinking")})
+    _, is_on = _agreed(switches | {"chat_template_kwargs": variables.get("enable_thinking")})
     efforts = {
         "reasoning_effort": effort,
         "reasoning.effort": reasoning.effort,
         "think": None if isinstance(think, bool) else think,
     }
     off = {name: "none" for name, value in switches.items() if value is False}
-    asked = _agreed({name: value for name, value in efforts.items() if value is not None} | off)
+    effort_name, asked = _agreed({name: value for name, value in efforts.items() if value is not None} | off)
     if (on := [name for name, value in switches.items() if value]) and asked == "none":
-        raise _differ(on[0], next(name for name, value in efforts.items() if value == "none"))
-    return asked, budget, {"enable_thinking": is_on, **variables} if on else dict(variables)
+        raise _differ(on[0], effort_name)
+    variables = {"enable_thinking": is_on, **variables} if on else variables
+    return SaidOfThinking(asked, budget, variables, effort_name or "reasoning_effort", budget_name)
 
 
 def _is_on(thinking: bool | ThinkingSwitch | None) -> bool | None:
@@ -145,14 +159,14 @@ def _is_on(thinking: bool | ThinkingSwitch | None) -> bool | None:
     return thinking
 
 
-def _agreed(said: Mapping[str, Any]) -> Any:
-    """Return the value of all that say one; None if none does."""
+def _agreed(said: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the first name that says a value, and the value of all that say one; None if none does."""
     values = {name: value for name, value in said.items() if value is not None}
     first = next(iter(values), "")
     for name, value in values.items():
         if value != values[first]:
             raise _differ(first, name)
-    return values.get(first)
+    return first, values.get(first)
 
 
 def _differ(first: str, second: str) -> ApiError:
