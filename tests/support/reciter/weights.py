@@ -9,6 +9,7 @@ code of the token that follows. The output projection is the embedding table, so
 others.
 """
 
+import itertools
 import json
 import random
 from collections.abc import Iterable
@@ -33,6 +34,7 @@ NEAR = range(6)  # pairs of dimensions that turn fast: they tell neighbouring po
 LATER, KIND = 11, 15  # a pair that turns by 71 degrees in MAX_POSITIONS, and one that does not turn
 NEAR_SCALE, FAR_SCALE = 60.0, 150.0
 GATE, WRITE, FALLBACK = 40.0, 1e4, 100.0
+FIRST, SECOND = 1.25, 1.0  # the token that follows, and the one for where a grammar forbids it, which comes right after
 
 
 _SEEN = tuple(slice(i * CODE_SIZE, (i + 1) * CODE_SIZE) for i in range(NUM_SEEN))
@@ -81,7 +83,8 @@ def write_weights(folder: Path, states: States, special: Special, filler: int) -
     """Write model.safetensors. `filler` is the token that is written where no answer is due."""
     followers = {*states.first.values(), *states.second.values(), filler}
     coded = followers | {token for state in [*states.first, *states.second] for token in state.seen}
-    codes = _codes(sorted(coded), CODE_SIZE, CODE_DISTANCE)
+    draws = (_codes(sorted(coded), CODE_SIZE, CODE_DISTANCE, seed) for seed in itertools.count())
+    codes = next(codes for codes in draws if _are_second(states, codes))
     words = _codes(special.words, WORD_SIZE, WORD_DISTANCE)
     embedding = torch.zeros(VOCAB_SIZE, HIDDEN)
     embedding[:, LAYOUT.one] = 1.0
@@ -107,9 +110,9 @@ def write_weights(folder: Path, states: States, special: Special, filler: int) -
     _write_config(folder, intermediate_size=len(tensors["model.layers.0.mlp.gate_proj.weight"]))
 
 
-def _codes(tokens: Iterable[int], size: int, distance: int) -> dict[int, Tensor]:
+def _codes(tokens: Iterable[int], size: int, distance: int, seed: int = 0) -> dict[int, Tensor]:
     """Random codes of +1 and -1, any two of which differ in `distance` places or more."""
-    draw = random.Random(0)
+    draw = random.Random(seed)
     found: dict[int, int] = {}
     for token in tokens:
         while True:
@@ -194,8 +197,8 @@ def _frequency(pair: int) -> float:
 
 def _mlp(states: States, codes: dict[int, Tensor], words: dict[int, Tensor], filler: int) -> dict[str, Tensor]:
     """A neuron for each state, and one that is always open."""
-    everything = [(state, token, 2.0) for state, token in states.first.items()]
-    everything += [(state, token, 1.0) for state, token in states.second.items()]
+    everything = [(state, token, FIRST) for state, token in states.first.items()]
+    everything += [(state, token, SECOND) for state, token in states.second.items()]
     gate = torch.zeros(len(everything) + 1, HIDDEN)
     down = torch.zeros(HIDDEN, len(gate))
     for row, (state, token, amount) in enumerate(everything):
@@ -206,6 +209,16 @@ def _mlp(states: States, codes: dict[int, Tensor], words: dict[int, Tensor], fil
     up = torch.zeros_like(gate)
     up[:, LAYOUT.one] = 1.0
     return {"gate_proj": gate, "up_proj": up, "down_proj": down}
+
+
+def _are_second(states: States, codes: dict[int, Tensor]) -> bool:
+    """Whether no token but the first is likelier than the second one: codes are random, and some are near each other."""
+    pairs = {(states.first[state], token) for state, token in states.second.items()}
+    written = [(FIRST * codes[first] + SECOND * codes[second], [first, second]) for first, second in pairs]
+    return all(
+        sorted(codes, key=lambda token: float(total @ codes[token]), reverse=True)[:2] == expected
+        for total, expected in written
+    )
 
 
 def _match(state: State, codes: dict[int, Tensor], words: dict[int, Tensor]) -> Tensor:
