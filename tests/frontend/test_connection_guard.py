@@ -64,9 +64,10 @@ def test_requests_that_dribble_in(sent: bytes, then: bytes):
             client = await connect()
             await client.send(sent)
             closed = asyncio.create_task(client.is_closed())
-            for _ in range(4):
-                await asyncio.sleep(0.05)
-                await client.send(then)
+            with contextlib.suppress(*ABORTED):  # on a busy machine the connection ends before this does
+                for _ in range(4):
+                    await asyncio.sleep(0.05)
+                    await client.send(then)
             assert await closed
             assert await (await whole(connect)).status() == 200  # others are served
 

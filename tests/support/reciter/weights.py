@@ -212,7 +212,7 @@ def _mlp(states: States, codes: dict[int, Tensor], words: dict[int, Tensor], fil
 
 
 def _are_second(states: States, codes: dict[int, Tensor]) -> bool:
-    """Whether no token but the first is likelier than the second one: codes are random, and some are near each other."""
+    """Whether no token but the first is likelier than the second: codes are random, and some are near each other."""
     pairs = {(states.first[state], token) for state, token in states.second.items()}
     written = [(FIRST * codes[first] + SECOND * codes[second], [first, second]) for first, second in pairs]
     return all(
