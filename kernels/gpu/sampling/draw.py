@@ -215,7 +215,7 @@ def _bound_top_p(gaps, masses, decay, target, budget):
     while high - below > 1 << 14:  # a bound need not be exact
         middle = below + (high - below) // 2
         each = tl.exp2(-middle.to(tl.float32, bitcast=True) * decay)
-        # The constant stands behind the tensor: in front of it, Triton 3.7's interpreter makes another constant of both.
+        # The constant stands behind the tensor: in front of it, Triton 3.7's interpreter makes a constant of both.
         most = tl.where(bits > middle, masses, tl.minimum(rests, each * (SEGMENT - 1)))
         fits = tl.sum(most, axis=0) <= budget * (1 - _SLACK)
         high = tl.where(fits, middle, high)
