@@ -63,9 +63,9 @@ def token_of(folder: Path, text: str) -> int:
     """The id of the token that stands for a text alone. Raises CheckpointError if the folder's tokenizer has none."""
     tokens = _read_tokens(folder)
     found = None if tokens is None or not isinstance(tokens["vocab"], dict) else tokens["vocab"].get(text)
-    if found is None:
+    if type(found) is not int:
         raise CheckpointError(f"{folder / 'tokenizer.json'} has no token {text!r}")
-    return int(found)
+    return found
 
 
 def _read_tokens(folder: Path) -> dict[str, Any] | None:
