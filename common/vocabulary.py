@@ -8,7 +8,7 @@ import xxhash
 from blake3 import blake3
 
 from common.errors import CheckpointError
-from common.model_reading import read_model_json, whole_numbers
+from common.model_reading import read_model_json
 from common.tokenizer_file import MAX_VOCAB_SIZE, read_tokenizer_file
 
 
@@ -30,7 +30,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 def read_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a model's folder. Raises CheckpointError if its config.json does not tell."""
     path = folder / "config.json"
-    config = whole_numbers(read_model_json(path, dict))
+    config = read_model_json(path, dict)
     if config is None or "vocab_size" not in config:
         raise CheckpointError(f"{path} has no vocab_size" if config is not None else f"there is no {path}")
     tokens = _read_tokens(folder)
