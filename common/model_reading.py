@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -86,7 +86,7 @@ def read_model_json(
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if kind is dict and not isinstance(content, dict):
         raise CheckpointError(f"{path} is no JSON object")
-    return cast(Kind, content)
+    return content
 
 
 def _whole_numbers(content: Any) -> Any:
