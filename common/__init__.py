@@ -4,8 +4,9 @@ import sys
 
 __version__ = "0.1.0"
 
-# Here, because every part of Baton imports this package, and before it anything that would fail with a traceback.
-if sys.version_info < (3, 11) or sys.platform not in ("linux", "darwin"):
-    found = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}"
-    sys.stderr.write(f"Baton runs on Linux with Python 3.11, 3.12, 3.13 or 3.14, and not with {found}.\n")
+# Here, because every part of Baton but `kernels` imports this package, and before it anything that would fail with a
+# traceback. Any Python can read it, Python 2 too.
+if not (3, 11) <= sys.version_info < (3, 15) or sys.platform not in ("linux", "darwin"):
+    found = "Python %d.%d on %s" % (sys.version_info[0], sys.version_info[1], sys.platform)  # noqa: UP031
+    sys.stderr.write("Baton runs on Linux with Python 3.11, 3.12, 3.13 or 3.14, and not with %s.\n" % found)  # noqa: UP031
     sys.exit(2)

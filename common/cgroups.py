@@ -35,9 +35,9 @@ def _cpu_quota(root: Path) -> float | None:
         except (OSError, ValueError):
             try:
                 quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-            except OSError:
+            except (OSError, ValueError):
                 continue
-        if quota.isdigit() and period.isdigit():  # not `max`, or -1
+        if quota.isdecimal() and period.isdecimal() and int(period):  # not `max`, or -1
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
@@ -69,7 +69,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
     paths = _own_paths(controller, root)
     for mount, top, kind in _mounts(controller, root):
         below = _below(paths[kind], top) if kind in paths else None
-        if below is not None and (mount / below).is_dir():
+        if below is not None and os.path.isdir(mount / below):  # False also where this user may not look
             folder = mount / below
             yield folder
             while folder != mount:
@@ -82,7 +82,9 @@ def _own_paths(controller: str, root: Path) -> dict[str, str]:
     """The path of this process's group in its hierarchies: `cgroup2`'s, and the one of version 1 with a controller."""
     paths = {}
     for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not path.startswith("/"):
+            continue
         if not controllers:
             paths["cgroup2"] = path
         elif controller in controllers.split(","):
@@ -93,10 +95,11 @@ def _own_paths(controller: str, root: Path) -> dict[str, str]:
 def _mounts(controller: str, root: Path) -> Iterator[tuple[Path, str, str]]:
     """Where these hierarchies are mounted: the folder, the path of the group that is its top, and the file system."""
     for line in _lines(root / "proc/self/mountinfo"):
-        fields, _, rest = line.partition(" - ")
-        kind, _, options = rest.split(" ", 2)
-        if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
-            top, mount = (_ESCAPED.sub(lambda found: chr(int(found[1], 8)), text) for text in fields.split(" ")[3:5])
+        before, _, after = line.partition(" - ")
+        kind, *options = after.split(" ")
+        places = before.split(" ")[3:5]
+        if len(places) == 2 and (kind == "cgroup2" or (kind == "cgroup" and controller in options[-1].split(","))):
+            top, mount = (_ESCAPED.sub(lambda found: chr(int(found[1], 8)), text) for text in places)
             yield root / mount.lstrip("/"), top, kind
 
 
@@ -122,11 +125,12 @@ def _read_bytes(path: Path) -> int | None:
     """The number in a cgroup file; None if there is no such file or no limit (`max`)."""
     try:
         text = path.read_text().strip()
-    except OSError:
+    except (OSError, ValueError):
         return None
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def _read_field(path: Path, field: str) -> int:
     """A number in a cgroup's statistics; 0 if there is none."""
-    return int(dict(line.split(maxsplit=1) for line in _lines(path)).get(field, 0))
+    values = [line.split()[1:] for line in _lines(path) if line.split()[:1] == [field]]
+    return int(values[0][0]) if values and values[0] and values[0][0].isdecimal() else 0

@@ -19,6 +19,7 @@ POOLING_PATTERNS = (
     "modules.json",
     "*Pooling/config.json",
 )  # of sentence-transformers, for an executor to choose its task
+_VARIABLES = "HF_ENDPOINT and others of huggingface_hub, ALL_PROXY, HTTPS_PROXY and HTTP_PROXY"
 
 
 class HubUnreachable(CheckpointError, TryAgainError):
@@ -42,25 +43,29 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
         return folder
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise CheckpointError(f"there is no folder {model}, and it is not a hub id (owner/name)")
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow to import, rarely needed)
-    from huggingface_hub.errors import OfflineModeIsEnabled  # noqa: PLC0415
-
     patterns = TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ())
     try:
+        from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow to import, rarely needed)
+
         return Path(snapshot_download(model, allow_patterns=list(patterns)))
-    except (ValueError, ImportError) as error:  # no id that the hub could have, or a proxy that cannot be used
-        reason = str(error).strip().splitlines()[0]
-        hint = "; see ALL_PROXY, HTTPS_PROXY and HTTP_PROXY" if "proxy" in reason.lower() else ""
-        raise CheckpointError(
-            f"{model} is no folder here and cannot be fetched from the hub: {reason}{hint}"
-        ) from error
-    except OSError as error:  # all else that the hub's library raises here are such
+    except OSError as error:  # what the hub's library raises on purpose, but for an id that the hub could not have
+        from huggingface_hub.errors import OfflineModeIsEnabled  # noqa: PLC0415
+
         answer = getattr(error, "response", None)
         is_settled = answer is not None and answer.status_code in (401, 403, 404)
         is_settled = is_settled or isinstance(error.__cause__, OfflineModeIsEnabled)
         kind = CheckpointError if is_settled else HubUnreachable
-        reason = str(error).strip().splitlines()[0]
-        raise kind(f"{model} is no folder here and could not be fetched from the hub: {reason}") from error
+        raise kind(f"{model} is no folder here and could not be fetched from the hub: {_reason(error)}") from error
+    except Exception as error:  # of a variable, such as a proxy, that it or a library of its cannot use
+        hint = "" if type(error).__name__ == "HFValidationError" else f" ({type(error).__name__}); see {_VARIABLES}"
+        raise CheckpointError(
+            f"{model} is no folder here and cannot be fetched from the hub: {_reason(error)}{hint}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what an error says."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def model_name(model: str | None) -> str:

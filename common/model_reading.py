@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_origin
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -52,12 +52,14 @@ def read_model_file(path: Path, max_bytes: int) -> bytes | None:
     return data
 
 
-def read_model_json(path: Path, kind: type[Kind], max_bytes: int = MAX_CONFIG_BYTES) -> Kind | None:
+def read_model_json(
+    path: Path, kind: type[Kind], max_bytes: int = MAX_CONFIG_BYTES, *, as_written: bool = False
+) -> Kind | None:
     """The decoded content of a JSON file; None if the file is not there.
 
     Args:
-        kind: that it has to be, as msgspec has types. `dict` takes what Python's json does, such as NaN. The numbers of
-            a struct are `whole_numbers`.
+        kind: that it has to be, as msgspec has types. `dict` takes what Python's json does, such as NaN.
+        as_written: leave numbers as they are, in a large file; otherwise they are `_whole_numbers`.
 
     Raises:
         CheckpointError: as `read_model_file` does; or the file is no JSON, or something else than `kind`.
@@ -72,29 +74,29 @@ def read_model_json(path: Path, kind: type[Kind], max_bytes: int = MAX_CONFIG_BY
         if found > limit:
             raise CheckpointError(f"{path} has {found} {what}, the limit is {limit}")
     try:
-        if kind is dict:
-            content = json.loads(data)
-        elif issubclass(get_origin(kind) or kind, msgspec.Struct):
-            content = msgspec.convert(whole_numbers(msgspec.json.decode(data)), kind)
-        else:
+        if as_written:
             content = msgspec.json.decode(data, type=kind)
+        elif kind is dict:
+            content = _whole_numbers(json.loads(data))
+        else:
+            content = msgspec.convert(_whole_numbers(msgspec.json.decode(data)), kind)
     except RecursionError as error:
         raise CheckpointError(f"{path} is nested too deeply") from error
     except (ValueError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if kind is dict and not isinstance(content, dict):
         raise CheckpointError(f"{path} is no JSON object")
-    return cast(Kind, content)
+    return content
 
 
-def whole_numbers(content: Any) -> Any:
+def _whole_numbers(content: Any) -> Any:
     """What a JSON file has, with whole numbers that are written as floats (`2048.0`) as the ints that they are meant to
     be: Python takes one for the other, and so do programs that write models' files."""
     match content:
         case dict():
-            return {name: whole_numbers(value) for name, value in content.items()}
+            return {name: _whole_numbers(value) for name, value in content.items()}
         case list():
-            return [whole_numbers(value) for value in content]
+            return [_whole_numbers(value) for value in content]
         case float() if content.is_integer() and abs(content) < MAX_EXACT:
             return int(content)
         case _:

@@ -22,7 +22,7 @@ def read_tokenizer_file(folder: Path) -> dict[str, Any] | None:
             much longer.
     """
     path = folder / "tokenizer.json"
-    content: dict[str, Any] | None = read_model_json(path, dict[str, Any], MAX_TOKENIZER_BYTES)
+    content: dict[str, Any] | None = read_model_json(path, dict[str, Any], MAX_TOKENIZER_BYTES, as_written=True)
     if content is None:
         return None
     try:

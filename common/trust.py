@@ -75,6 +75,8 @@ def why_changeable(
     mode = status.st_mode
     if stat.S_ISLNK(mode) or (spares_sticky and stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
         return None
+    if fault := _why_of_all(path, mode):
+        return fault
     others = mode & OTHERS_WRITE
     if others == stat.S_IWGRP and spares_own_group and _is_own_group(status.st_gid):
         return None
@@ -89,11 +91,20 @@ def why_not_ours_alone(folder: Path) -> str | None:
         return f"{folder}: {error.strerror}"
     if not stat.S_ISDIR(status.st_mode):
         return f"{folder} is not a folder (or a link to one)"
+    if fault := _why_of_all(folder, status.st_mode):
+        return fault
     if status.st_uid != os.geteuid():
         return f"{folder} belongs to user {status.st_uid}, this process runs as user {os.geteuid()}"
     if mode := stat.S_IMODE(status.st_mode) & 0o077:
         return f"{folder} is open to other users (mode bits {mode:03o}): chmod 700 {folder}"
     return None
+
+
+def _why_of_all(folder: Path, mode: int) -> str | None:
+    """Say so of a folder in which every user may make files, such as /tmp and the images' /var/lib/baton."""
+    if not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & stat.S_IWOTH):
+        return None
+    return f"in {folder} all users may make files: name a folder below it, which is made for this user alone"
 
 
 def first_of_ours(folders: Sequence[Path], holds: str) -> Path:

@@ -8,7 +8,7 @@ import xxhash
 from blake3 import blake3
 
 from common.errors import CheckpointError
-from common.model_reading import read_model_json, whole_numbers
+from common.model_reading import read_model_json
 from common.tokenizer_file import MAX_VOCAB_SIZE, read_tokenizer_file
 
 
@@ -30,7 +30,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 def read_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a model's folder. Raises CheckpointError if its config.json does not tell."""
     path = folder / "config.json"
-    config = whole_numbers(read_model_json(path, dict))
+    config = read_model_json(path, dict)
     if config is None or "vocab_size" not in config:
         raise CheckpointError(f"{path} has no vocab_size" if config is not None else f"there is no {path}")
     tokens = _read_tokens(folder)
@@ -63,9 +63,9 @@ def token_of(folder: Path, text: str) -> int:
     """The id of the token that stands for a text alone. Raises CheckpointError if the folder's tokenizer has none."""
     tokens = _read_tokens(folder)
     found = None if tokens is None or not isinstance(tokens["vocab"], dict) else tokens["vocab"].get(text)
-    if found is None:
+    if type(found) is not int:
         raise CheckpointError(f"{folder / 'tokenizer.json'} has no token {text!r}")
-    return int(found)
+    return found
 
 
 def _read_tokens(folder: Path) -> dict[str, Any] | None:

@@ -270,7 +270,7 @@ def _load_model(
     may_take_s = MASK_MAY_TAKE_S if group.size == 1 else None
     grammars = load_grammar_masks(folder, config.vocab_size, may_take_s)
     with Checkpoint(folder) as checkpoint:
-        config = _with_stored_head(config, checkpoint, tasks)
+        config = _with_stored_head(config, checkpoint, tasks, group)
         dtype = _choose_dtype(options, platform, checkpoint, config)
         shard = Shard.of(config, group.rank, group.size)
         layout = WeightLayout(config, shard, dtype, platform.packing(config, dtype), has_head=tasks != ("embed",))
@@ -299,23 +299,46 @@ def _load_model(
     return LoadedModel(loaded, tasks, tokenizer_hash(folder), grammars)
 
 
-def _with_stored_head(config: Qwen3Config, checkpoint: Checkpoint, tasks: tuple[m.Task, ...]) -> Qwen3Config:
+def _with_stored_head(
+    config: Qwen3Config, checkpoint: Checkpoint, tasks: tuple[m.Task, ...], group: RankGroup
+) -> Qwen3Config:
     """The configuration with the head that the checkpoint has, as transformers decides it.
 
     Raises:
-        CheckpointError: it is a classifier's, and has several labels, or the tokenizer has no token for a yes.
+        CheckpointError: as `_score_token` and `has_other_head` do.
     """
     if SCORE in checkpoint.names:
-        (labels, _), _ = checkpoint.header(SCORE)
-        if labels != 1:
-            raise CheckpointError(f"{SCORE} has {labels} labels, and only a classifier of one label can be served")
-        return msgspec.structs.replace(config, tied=False, score_token=token_of(checkpoint.folder, "yes"))
-    if config.tied and has_other_head(checkpoint):
+        return msgspec.structs.replace(config, tied=False, score_token=_score_token(config, checkpoint, tasks))
+    if config.tied and has_other_head(checkpoint, config, group):
         log.warning("not tied: lm_head.weight differs from the embedding")
         return msgspec.structs.replace(config, tied=False)
     if tasks == ("embed",) and HEAD not in checkpoint.names:
         return msgspec.structs.replace(config, tied=True)  # it has no head, and needs none
     return config
+
+
+def _score_token(config: Qwen3Config, checkpoint: Checkpoint, tasks: tuple[m.Task, ...]) -> int:
+    """The token whose logit is the score of a classifier.
+
+    Raises:
+        CheckpointError: the classifier is to generate, though config.json may not call it one; it has several labels;
+            or the model has no token for a yes.
+    """
+    folder, (shape, _) = checkpoint.folder, checkpoint.header(SCORE)
+    if "generate" in tasks:
+        raise CheckpointError(
+            f"{folder} has {SCORE}, a classifier's, which generates nothing: take it with --task score"
+        )
+    if shape != (1, config.hidden_size):
+        label = f"a classifier of one label, [1, {config.hidden_size}], can be served"
+        raise CheckpointError(f"{folder} has {SCORE} of shape {list(shape)}, and only {label}")
+    token = token_of(folder, "yes")
+    if not 0 <= token < config.vocab_size:
+        raise CheckpointError(
+            f"{folder / 'tokenizer.json'} has token {token} for 'yes', beyond the model's last one, "
+            f"{config.vocab_size - 1}"
+        )
+    return token
 
 
 def _weight_store(platform: Platform, keeper: WeightKeeper | None) -> WeightStore | None:

@@ -231,7 +231,7 @@ def _turn(core_process: CoreProcess, processes: FrontendProcesses | None, stoppi
     spare_the_old()
     while not stopping:
         if processes is not None:
-            processes.tick(time.monotonic())
+            processes.tick(time.monotonic(), core_process.core.requests.frontends.pids)
             if processes.refusal is not None:
                 log.error("stopping: a frontend cannot start", exit_code=processes.refusal)
                 return processes.refusal

@@ -277,18 +277,26 @@ def test_the_scheduler_ends_with_it_and_one_line(tmp_path, held, code, said):
 
 
 @pytest.mark.parametrize(
-    ("model", "proxy", "said"),
+    ("variables", "said"),
     [
-        ("owner/name", "socks://127.0.0.1:9", r"Unknown scheme .*'socks://127\.0\.0\.1:9'.*; see ALL_PROXY, .*"),
-        ("owner/name", "socks5://127.0.0.1:9", r".*'socksio' package .*; see ALL_PROXY, .*"),
-        ("no owner/a name", "", r"Repo id .*"),
+        (
+            {"ALL_PROXY": "socks://127.0.0.1:9"},
+            r"Unknown scheme .*'socks://127\.0\.0\.1:9'.*; see HF_ENDPOINT .*ALL_PROXY.*",
+        ),
+        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, r".*'socksio' package .*; see .* ALL_PROXY, .*"),
+        ({"HTTPS_PROXY": "http://127.0.0.1:abc"}, r".* \(InvalidURL\); see .* HTTPS_PROXY .*"),
+        ({"HF_ENDPOINT": "junk"}, r".* \(UnsupportedProtocol\); see HF_ENDPOINT .*"),
+        ({"HF_ENDPOINT": "http://["}, r".* \(\w+\); see HF_ENDPOINT .*"),
+        ({"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, r".*'x' \(ValueError\); see HF_ENDPOINT .*"),
+        ({}, r"Repo id .*'\."),
     ],
 )
-def test_what_keeps_the_hub_from_being_asked_is_said_in_one_line(model, proxy, said):
+def test_what_keeps_the_hub_from_being_asked_is_said_in_one_line(variables, said):
     """Not only what its library raises on purpose."""
+    model = "owner/name" if variables else "no owner/a name"
     command = [sys.executable, "-m", "scheduler_svc", "--model", model, "--port", "0", "--no-journal"]
     environment = {name: text for name, text in os.environ.items() if not name.upper().endswith("_PROXY")}
-    environment |= {"ALL_PROXY": proxy, "HF_HUB_OFFLINE": "0"} if proxy else {}
+    environment |= {"HF_HUB_OFFLINE": "0"} | variables
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == EXIT_USAGE
     assert re.fullmatch(

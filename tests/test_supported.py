@@ -1,5 +1,6 @@
 """The Pythons and systems that Baton runs on: said alike everywhere, found by `make`, and told to everybody else."""
 
+import ast
 import os
 import re
 import shutil
@@ -13,7 +14,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 LINE = "Baton runs on Linux with Python 3.11, 3.12, 3.13 or 3.14, and not with "
-PACKAGES = ["scheduler_svc.client.cli", "scheduler_svc.__main__", "executor_svc.__main__", "keeper_svc.__main__"]
+PACKAGES = [
+    "scheduler_svc.client.cli",
+    "scheduler_svc.__main__",
+    "executor_svc.__main__",
+    "keeper_svc.__main__",
+    "kernels.cpu",
+]
 
 
 def test_every_place_names_the_same_pythons():
@@ -27,7 +34,12 @@ def test_every_place_names_the_same_pythons():
 
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(
-    ("pretended", "told"), [("platform = 'win32'", "on win32"), ("version_info = (3, 10, 13)", "Python 3.10 on linux")]
+    ("pretended", "told"),
+    [
+        ("platform = 'win32'", "on win32"),
+        ("version_info = (3, 10, 13)", "Python 3.10 on linux"),
+        ("version_info = (3, 15, 0)", "Python 3.15 on linux"),
+    ],
 )
 def test_others_are_told_in_one_line(package, pretended, told):
     code = f"import sys; sys.{pretended}; import {package}"
@@ -36,6 +48,13 @@ def test_others_are_told_in_one_line(package, pretended, told):
     [line] = ended.stderr.splitlines()
     assert line.startswith(LINE)
     assert line.endswith(f"{told}.")
+
+
+@pytest.mark.parametrize("package", ["common", "kernels", "scheduler_svc", "executor_svc", "keeper_svc"])
+def test_the_line_can_be_read_by_any_python(package):
+    """Also by those that know no f-strings, which are a SyntaxError before anything is told."""
+    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr | ast.AnnAssign)]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
@@ -18,6 +19,7 @@ from common.errors import CheckpointError
 from common.model_reading import MAX_INDEX_BYTES, check_regular, read_model_json
 from executor_svc.model.checkpoint_layout import Parameter
 from executor_svc.model.config import Qwen3Config
+from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -25,7 +27,7 @@ READABLE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.fl
 _NAMES_SHOWN = 10
 _BASE = "model."  # what a model with a head calls the rest of it
 _DERIVED = "rotary_emb.inv_freq"  # older checkpoints have these beside the weights
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 1024
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -129,17 +131,38 @@ def stored_dtype(checkpoint: Checkpoint, config: Qwen3Config) -> torch.dtype:
     return table[found]
 
 
-def has_other_head(checkpoint: Checkpoint) -> bool:
+def has_other_head(checkpoint: Checkpoint, config: Qwen3Config, group: RankGroup = SINGLE_RANK) -> bool:
     """Whether a checkpoint holds a head with other values than its embedding table: then it is not tied, whatever its
-    configuration says. A copy is read for that."""
+    configuration says.
+
+    A copy is read for that, whether or not a keeper has the weights: the ranks share it out, and compare bytes.
+
+    Raises:
+        CheckpointError: the head is of another shape, or of a dtype that is not supported: it can be neither tied nor
+            used.
+    """
     if not {EMBEDDING, HEAD} <= {*checkpoint.names}:
         return False
-    (shape, dtype), (other_shape, other_dtype) = checkpoint.header(EMBEDDING), checkpoint.header(HEAD)
-    if shape != other_shape or not {dtype, other_dtype} <= READABLE_DTYPES.keys():
-        return True
+    (shape, dtype), (head_shape, head_dtype) = checkpoint.header(EMBEDDING), checkpoint.header(HEAD)
+    if shape != (config.vocab_size, config.hidden_size) or dtype not in READABLE_DTYPES:
+        return False  # whatever the head is, `check_tensors` refuses the table
+    if head_shape != shape or head_dtype not in READABLE_DTYPES:
+        raise CheckpointError(
+            f"{checkpoint.folder} ties its head to the embedding, {dtype} {list(shape)}, and has a {HEAD} that is "
+            f"{head_dtype} {list(head_shape)}: remove it from the files, if the embedding is to be the head"
+        )
     table, head = checkpoint.read(EMBEDDING), checkpoint.read(HEAD)
-    parts = (slice(start, start + _ROWS_AT_ONCE) for start in range(0, shape[0], _ROWS_AT_ONCE))
-    return any(not torch.equal(table[part].float(), head[part].float()) for part in parts)
+    starts = range(0, shape[0], _ROWS_AT_ONCE)[group.rank :: group.size]
+    parts = (slice(start, start + _ROWS_AT_ONCE) for start in starts)
+    differs = any(not _are_equal(table[part], head[part]) for part in parts)
+    return any(found for (found,) in group.gather([differs]))
+
+
+def _are_equal(rows: Tensor, others: Tensor) -> bool:
+    """Bytes first: at the speed of memory, and a NaN is equal to its copy."""
+    if rows.dtype == others.dtype and np.array_equal(rows.view(torch.uint8).numpy(), others.view(torch.uint8).numpy()):
+        return True
+    return torch.equal(rows.float(), others.float())
 
 
 def stored_files(folder: Path) -> dict[Path, set[str] | None]:

@@ -1,13 +1,13 @@
 """A checkpoint's config.json, reduced to what serving needs and checked against what is supported."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from common.errors import CheckpointError
 from common.messages import MAX_HIDDEN_SIZE
-from common.model_reading import read_model_json, whole_numbers
+from common.model_reading import read_model_json
 from common.tokenizer_file import MAX_VOCAB_SIZE
 
 MOE = "qwen3_moe"
@@ -200,10 +200,9 @@ def read_config(folder: Path) -> Qwen3Config:
 
 
 def _said(content: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with whole numbers, and without nulls and empty objects: fields with defaults have these then.
+    """A configuration without nulls and empty objects: fields with defaults have these then.
     Only a `head_dim` that is null says something else than none."""
-    said = {name: value for name, value in content.items() if value not in (None, {}) or name == "head_dim"}
-    return cast(dict[str, Any], whole_numbers(said))
+    return {name: value for name, value in content.items() if value not in (None, {}) or name == "head_dim"}
 
 
 def _check_limits(path: Path, raw: _ConfigJson) -> None:

@@ -1,6 +1,8 @@
 """The `baton` command: a group that imports a subcommand only when it is used, so that `--help` answers at once."""
 
 import importlib
+import os
+import sys
 
 import click
 
@@ -66,6 +68,17 @@ def main() -> None:
       baton up                              start it (a small demo model comes with it)
       baton generate "ROMEO:"               then, in another terminal
     """
+    _open_what_is_closed()
+
+
+def _open_what_is_closed() -> None:
+    """Give a process that was started without stdout or stderr (`2>&-`) ones that show nothing: its next file or socket
+    would have that descriptor, and get what children say."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 (as long as the process)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 if __name__ == "__main__":

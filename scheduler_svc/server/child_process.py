@@ -1,7 +1,7 @@
 """A process beside the core that is started again when it dies."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from common.exit_codes import EXIT_REJECTED, EXIT_USAGE
@@ -29,7 +29,7 @@ class ChildProcess:
 
     Attributes:
         refusal: what its last process ended with, if that says that only a change of configuration helps; None once
-            another one runs.
+            another one serves.
     """
 
     def __init__(self, events: ChildEvents, command: Sequence[str], fds: Sequence[int]) -> None:
@@ -56,22 +56,27 @@ class ChildProcess:
         """Whether it runs."""
         return self._process is not None and self._process.poll() is None
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, serving: Container[int] = ()) -> None:
         """Start it if it does not run. Cheap; called every turn of the core.
 
         Never raises for what a process needs and the machine is short of (files, processes, memory): the core goes on,
         and tries again.
+
+        Args:
+            now: s.
+            serving: ids of processes that are known to serve.
         """
         if self._process is not None and (code := self._process.poll()) is not None:
             log.error(self._events.died, pid=self._process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
             self._process, self._start_at = None, now + RESTART_DELAY_S
             self.refusal = code if code in (EXIT_USAGE, EXIT_REJECTED) else None
+        elif self._process is not None and self._process.pid in serving:
+            self.refusal = None
         if self._process is None and now >= self._start_at:
             self._start_at = now + RESTART_DELAY_S
             try:
                 self._process = subprocess.Popen(self._command, pass_fds=self._fds)
                 self._num_started += 1
-                self.refusal = None
             except (OSError, MemoryError, subprocess.SubprocessError) as error:
                 log.error(self._events.cannot_be_started, reason=str(error), restart_in_s=RESTART_DELAY_S)
 

@@ -4,6 +4,7 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Container
 from dataclasses import dataclass
 
 from scheduler_svc.server.child_process import ChildEvents, ChildProcess
@@ -59,20 +60,25 @@ class FrontendProcesses:
     @property
     def refusal(self) -> int | None:
         """What a process ended with that cannot start without a change of configuration; None while another start is
-        worth a try: of a frontend that was there before, as long as others serve."""
+        worth a try: of a frontend that was there before, until all have ended so and none has served since."""
         refused = [child for child in self._children if child.refusal is not None]
         is_last = all(child in refused for child in self._frontends)
         return next((child.refusal for child in refused if child.is_first_start or is_last), None)
 
-    def tick(self, now: float) -> None:
-        """Start each process that is wanted and not running. Cheap; called every turn of the core."""
+    def tick(self, now: float, serving: Container[int] = ()) -> None:
+        """Start each process that is wanted and not running. Cheap; called every turn of the core.
+
+        Args:
+            now: s.
+            serving: ids of the frontends that the core has heard of.
+        """
         if self._worker_listener is not None and self._worker is not None:
             is_wanted, _, _ = select.select([self._worker_listener], [], [], 0)
             if is_wanted:
                 self._children.append(self._worker)
                 self._worker_listener = None
         for child in self._children:
-            child.tick(now)
+            child.tick(now, serving)
 
     def end(self, pid: int) -> bool:
         """Kill the process with this id, which no longer answers. Returns whether it is one of these."""

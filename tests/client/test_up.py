@@ -253,6 +253,18 @@ def test_a_second_ctrl_c_kills(start_up):
     eventually(lambda: not is_running(pid))
 
 
+@pytest.mark.parametrize(
+    ("redirection", "shown"), [("2>&-", ""), ("2>&- >&-", ""), ("<&-", "there is no folder /nowhere")]
+)
+def test_it_needs_no_streams(redirection, shown):
+    command = [sys.executable, "-m", "scheduler_svc.client.cli", "up", *ports(), "--model", "/nowhere", "--no-keep"]
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *command], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert shown in ended.stderr
+
+
 def remove_weights(folder):
     (folder / "model.safetensors").unlink()
 

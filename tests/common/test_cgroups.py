@@ -141,6 +141,28 @@ def test_a_system_without_control_groups(tmp_path: Path) -> None:
     assert (machine.cpus, machine.gib) == (64, None)
 
 
+@pytest.mark.parametrize(
+    ("groups", "mounts"),
+    [
+        (f"0::/{'x' * 300}", V2),  # as a group that this user may not look at: not only ENOENT
+        ("0::/\nnonsense\n7:cpu\n", f"{V2}\nnonsense\n1 2 3 - cgroup2\n31 20 - cgroup\n - \n"),
+        ("0::", V2),
+    ],
+    ids=["cannot be looked at", "other lines", "no path"],
+)
+def test_what_cannot_be_read_is_left_out(tmp_path: Path, groups: str, mounts: str) -> None:
+    machine = Machine(tmp_path, groups, mounts)
+    machine.limit("/sys/fs/cgroup", cpus=3, gib=5, used_gib=1)
+    machine.write("/sys/fs/cgroup/memory.stat", "nonsense\n\ninactive_file\n")
+    assert (machine.cpus, machine.gib) == (3, 4)
+    for quota in ("100000 0", "100000", "²00000 100000", ""):
+        machine.write("/sys/fs/cgroup/cpu.max", quota)
+        assert machine.cpus == 64
+    for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max"):
+        (tmp_path / "sys/fs/cgroup" / name).write_bytes(b"\xff")
+    assert (machine.cpus, machine.gib) == (64, None)
+
+
 @contextmanager
 def limited_group(controller: str, limits: dict[str, str]) -> Iterator[Path]:
     """A new group of this machine's without a limit, in a new group that has one."""

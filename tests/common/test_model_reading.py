@@ -21,6 +21,9 @@ from common.tokenizer_file import (
     read_tokenizer_file,
     text_growth,
 )
+from common.vocabulary import read_vocabulary
+from executor_svc.model.config import read_config
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
 
@@ -85,6 +88,22 @@ def test_json_that_cannot_be_is_refused(tmp_path: Path, kind: type, content: byt
         read_model_json(path, kind)
     assert str(path) in str(refused.value)
     assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("depth", [450, 600, 700, 900, 960])
+def test_a_file_that_one_reader_takes_and_the_next_may_not_ends_in_no_traceback(tmp_path: Path, depth: int):
+    """How deep Python may go differs from function to function, and from release to release."""
+    shutil.copytree(DEMO_MODEL_DIR, tmp_path, dirs_exist_ok=True)
+    for name in ("config.json", "generation_config.json"):
+        deep = '{"deep": ' + '{"a":' * depth + "2.0" + "}" * depth
+        (tmp_path / name).write_text(deep + "," + (DEMO_MODEL_DIR / name).read_text().lstrip().removeprefix("{"))
+    faults = []
+    for read in (read_vocabulary, read_config, Tokenizer):
+        try:
+            read(tmp_path)
+        except CheckpointError as error:
+            faults.append(str(error))
+    assert all(fault.endswith("config.json is nested too deeply") for fault in faults)
 
 
 def test_how_much_json_makes_of_a_file_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

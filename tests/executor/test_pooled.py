@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForSequenceClassification
 
 from common import messages as m
@@ -23,7 +24,8 @@ from common.plan import ExecutorLimits, PlanColumns
 from common.pooled_rows import PooledRows
 from common.step_result import ResultColumns, parse_result
 from executor_svc.devices.cpu import CpuPlatform
-from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
+from executor_svc.model.checkpoint_layout import SCORE
 from executor_svc.model.config import read_config
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
@@ -456,6 +458,12 @@ def write_tokenizer(folder: Path, words: dict[int, str]) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
+def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
 @pytest.fixture
 def classifier(checkpoint: Make, tmp_path: Path) -> Callable[[int], Path]:
     """Save a classifier with so many labels, as people make rerankers of one."""
@@ -488,12 +496,32 @@ def test_a_classifiers_label_is_the_difference_of_yes_and_no(classifier: Callabl
 
 
 def test_a_classifier_that_cannot_be_served_is_refused(classifier: Callable[[int], Path]) -> None:
-    with pytest.raises(CheckpointError, match=r"score\.weight has 2 labels, and only a classifier of one label"):
+    with pytest.raises(CheckpointError, match=r"score\.weight of shape \[2, 32\], and only a classifier of one label"):
         start(classifier(2), **OPTIONS | {"tasks": ()})
     folder = classifier(1)
     write_tokenizer(folder, {})
     with pytest.raises(CheckpointError, match=r"tokenizer\.json has no token 'yes'"):
         start(folder, **OPTIONS | {"tasks": ()})
+    write_tokenizer(folder, {VOCAB_SIZE - 1: "yes"})
+    change_json(folder / "tokenizer.json", lambda content: content["model"]["vocab"].update(yes=VOCAB_SIZE))
+    with pytest.raises(CheckpointError, match=rf"has token {VOCAB_SIZE} for 'yes', beyond the model's last one"):
+        start(folder, **OPTIONS | {"tasks": ()})
+    stored = load_file(folder / SINGLE_FILE)
+    save_file(stored | {SCORE: stored[SCORE][0].clone()}, folder / SINGLE_FILE)
+    with pytest.raises(CheckpointError, match=r"score\.weight of shape \[32\], and only a classifier of one label"):
+        start(folder, **OPTIONS | {"tasks": ()})
+
+
+@pytest.mark.parametrize("architectures", [None, ["Qwen3ForCausalLM"]])
+def test_a_classifier_that_its_configuration_does_not_call_one_generates_nothing(
+    classifier: Callable[[int], Path], architectures: list[str] | None
+) -> None:
+    folder = classifier(1)
+    change_json(folder / "config.json", lambda content: content.update(architectures=architectures))
+    with pytest.raises(CheckpointError, match=r"score\.weight, .* generates nothing: take it with --task score"):
+        start(folder, **OPTIONS | {"tasks": ()})
+    _, limits = start(folder, **OPTIONS | {"tasks": ("score",)})
+    assert limits.tasks == ("score",)
 
 
 def test_the_ranks_share_a_classifier(classifier: Callable[[int], Path]) -> None:

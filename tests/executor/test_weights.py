@@ -13,7 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common.errors import CheckpointError
-from executor_svc.model.checkpoint import EMBEDDING, HEAD, INDEX_FILE, SINGLE_FILE, Checkpoint, stored_dtype
+from executor_svc.model.checkpoint import (
+    EMBEDDING,
+    HEAD,
+    INDEX_FILE,
+    SINGLE_FILE,
+    Checkpoint,
+    has_other_head,
+    stored_dtype,
+)
 from executor_svc.model.config import read_config
 from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
@@ -166,8 +174,9 @@ def fingerprint_of(folder: Path) -> str:
         (lambda table: table.bfloat16(), False),
         (lambda table: table.char(), None),
         (lambda table: table[:-1].clone(), None),
+        (lambda table: table[0, 0].clone(), None),
     ],
-    ids=["copy", "another", "one row", "rounded", "unreadable", "shape"],
+    ids=["copy", "another", "one row", "rounded", "unreadable", "shape", "scalar"],
 )
 def test_a_stored_head_that_differs_from_the_embedding_is_the_head(
     edited: Callable[[Edit], Path], checkpoint: Make, edit: Callable[[torch.Tensor], torch.Tensor], is_tied: bool | None
@@ -175,7 +184,7 @@ def test_a_stored_head_that_differs_from_the_embedding_is_the_head(
     """Whatever the configuration says, as transformers has it. A copy takes no memory and changes no fingerprint."""
     folder = edited(lambda tensors: tensors.update({HEAD: edit(tensors[EMBEDDING])}))
     if is_tied is None:
-        with pytest.raises(CheckpointError, match=r"lm_head\.weight is "):
+        with pytest.raises(CheckpointError, match=r"ties its head .* and has a lm_head\.weight that is .*: remove it"):
             start(folder)
         return
     assert (fingerprint_of(folder) == fingerprint_of(checkpoint(preset="tiny", num_layers=2))) is is_tied
@@ -185,6 +194,29 @@ def test_a_stored_head_that_differs_from_the_embedding_is_the_head(
     if is_tied:
         weights, _ = load(folder)
         assert weights.matrix("head").parts["weight"] is weights.tensor("embedding")
+
+
+def test_a_copy_with_a_nan_is_one_and_malformed_tables_are_refused(edited: Callable[[Edit], Path]) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[EMBEDDING][0, 0] = torch.nan
+        tensors[HEAD] = tensors[EMBEDDING].clone()
+
+    folder = edited(spoil)
+    with Checkpoint(folder) as opened:
+        assert not has_other_head(opened, read_config(folder))
+    folder = edited(lambda tensors: tensors.update({EMBEDDING: torch.tensor(1.0), HEAD: torch.tensor(1.0)}))
+    with pytest.raises(CheckpointError, match=r"other shapes: model\.embed_tokens\.weight is \[\]"):
+        start(folder)
+
+
+def test_ranks_agree_on_a_head_in_which_one_of_them_finds_a_difference(edited: Callable[[Edit], Path]) -> None:
+    folder = edited(lambda tensors: tensors.update({HEAD: torch.cat([tensors[EMBEDDING][:-1], torch.ones(1, 32)])}))
+
+    def found(group: RankGroup) -> bool:
+        with Checkpoint(folder) as opened:
+            return has_other_head(opened, read_config(folder), group)
+
+    assert in_threads(3, found) == [True] * 3
 
 
 def test_frequencies_that_older_checkpoints_hold_are_left_out(edited: Callable[[Edit], Path], checkpoint: Make) -> None:

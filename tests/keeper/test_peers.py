@@ -152,6 +152,9 @@ def test_the_socket_is_this_users_alone(keeper):
     keeper.path.parent.chmod(0o750)
     with pytest.raises(KeeperError, match="is open to other users"):
         connect_to_keeper(keeper.path, 1.0)
+    keeper.path.parent.chmod(0o1777)
+    with pytest.raises(KeeperError, match=f"in {keeper.path.parent} all users may make files: name a folder below it"):
+        connect_to_keeper(keeper.path, 1.0)
     keeper.path.parent.chmod(0o700)
 
 

@@ -158,6 +158,7 @@ def test_a_frontend_that_cannot_start_without_a_change_is_the_services_end(code,
         assert ends(first, 0.1) == (code if is_settled else None)
         first._command = serves
         processes.tick(2.0)
+        processes.tick(2.0, [first.pid, second.pid])
         assert processes.refusal is None
         first._command = second._command = refuses
         first.kill()
@@ -170,6 +171,31 @@ def test_a_frontend_that_cannot_start_without_a_change_is_the_services_end(code,
         processes.tick(8.0)
         ends(first, 8.1)
         assert ends(second, 8.1) == (code if is_settled else None)
+
+
+@pytest.mark.parametrize(("start_s", "killed_at"), [(1.5, (10.0, 11.2)), (3.0, (10.0, 12.0)), (0.5, (10.0, 10.75))])
+def test_frontends_that_refuse_one_after_the_other_are_the_services_end(monkeypatch, start_s, killed_at):
+    """Though at no moment all of them have ended: others start meanwhile, and are no proof that one can."""
+    now, starts = 0.0, []
+
+    class Process:
+        def __init__(self, *_, **__):
+            starts.append(now)
+            self.pid = len(starts)
+            first = self.pid <= len(killed_at)
+            self._end_at, self._code = (killed_at[self.pid - 1], -9) if first else (now + start_s, 2)
+
+        def poll(self):
+            return self._code if now >= self._end_at else None
+
+    monkeypatch.setattr(child_process.subprocess, "Popen", Process)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        processes = FrontendProcesses(2, listener, [])
+        while processes.refusal is None and now < 60.0:
+            processes.tick(now, {1, 2})
+            now += 0.02
+    assert processes.refusal == 2
+    assert len(starts) <= 5
 
 
 def make_pipe(path):

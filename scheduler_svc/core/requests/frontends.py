@@ -1,6 +1,6 @@
 """Frontends that are connected, and when each was last heard. Pure: the time is the caller's."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from scheduler_svc.core.actions import Peer
 
@@ -35,6 +35,11 @@ class Frontends:
     def named(self, peer: Peer, pid: int) -> None:
         """A frontend has said which process it is."""
         self._pids[peer] = pid
+
+    @property
+    def pids(self) -> Collection[int]:
+        """Processes of connected frontends: those that have loaded the model's files and serve."""
+        return self._pids.values()
 
     def pid(self, peer: Peer) -> int:
         """A frontend's process, 0 if it has not said so."""

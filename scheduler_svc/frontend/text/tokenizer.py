@@ -15,7 +15,7 @@ import tokenizers
 from msgspec import Meta
 
 from common.errors import CheckpointError, RequestRejected
-from common.model_reading import read_model_json, whole_numbers
+from common.model_reading import read_model_json
 from common.tokenizer_file import MAX_VOCAB_SIZE, read_tokenizer_file, text_growth
 from common.vocabulary import checked_vocab_size
 from scheduler_svc.frontend.text.chat_template import ChatTemplate, special_tokens_of
@@ -114,7 +114,7 @@ class Tokenizer:
         stated = own_size if config.vocab_size is None else config.vocab_size
         self.vocab_size = checked_vocab_size(folder / "config.json", stated)
         self.token_lengths = np.array([len(self.all_token_bytes.get(i, b"")) for i in range(self.vocab_size)], np.int32)
-        generation = whole_numbers(read_model_json(folder / "generation_config.json", dict) or {})
+        generation = read_model_json(folder / "generation_config.json", dict) or {}
         own_eos = self._tokenizer.token_to_id(special_tokens_of(settings).get("eos_token", ""))
         self.eos_token_ids = self._ends(*_eos_token_ids(folder, generation, config), own_eos)
         self.sampling_defaults = _sampling_defaults(folder, generation)
