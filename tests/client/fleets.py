@@ -1,10 +1,16 @@
 """Fleets of fake services, and waiting for things to happen to them."""
 
+import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 from scheduler_svc.client.processes.local_fleet import FleetSpec, free_ports
 
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="needs torch: pip install baton[executor]"
+)
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_services.py")))
 
 

@@ -1,15 +1,14 @@
 """`baton demo` for real: both services, the demo model, a kill and a drain."""
 
-import importlib.util
 import re
 import subprocess
 import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="needs torch: pip install baton[executor]"
-)
+from tests.client.fleets import needs_torch
+
+pytestmark = needs_torch
 
 
 @pytest.mark.slow
