@@ -274,25 +274,17 @@ def spoil_recommendation(folder):
     (folder / "generation_config.json").write_text('{"top_p": 0}')
 
 
-def what_an_executor_says(name, *values):
-    return pytest.param(*values, id=name, marks=needs_torch)
-
-
+@needs_torch
 @pytest.mark.parametrize(
     ("spoil", "options", "reason"),
     [
-        pytest.param(spoil_recommendation, [], "generation_config.json recommends top_p 0: ", id="frontend"),
-        pytest.param(
-            None, ["--pooling-model", "score=/nowhere"], "baton-scheduler: there is no folder /nowhere", id="scheduler"
-        ),
-        what_an_executor_says(
-            "executor", remove_weights, [], "has neither model.safetensors nor model.safetensors.index.json"
-        ),
-        what_an_executor_says(
-            "length", None, ["--max-model-len", "1000000"], "--max-model-len is 1000000, the model takes 2048"
-        ),
-        what_an_executor_says("memory", None, ["--kv-cache-memory", "1000000"], "baton-executor: the KV pool of "),
+        (spoil_recommendation, [], "generation_config.json recommends top_p 0: "),
+        (remove_weights, [], "has neither model.safetensors nor model.safetensors.index.json"),
+        (None, ["--pooling-model", "score=/nowhere"], "baton-scheduler: there is no folder /nowhere"),
+        (None, ["--max-model-len", "1000000"], "baton-executor: --max-model-len is 1000000, the model takes 2048"),
+        (None, ["--kv-cache-memory", "1000000"], "baton-executor: the KV pool of "),
     ],
+    ids=["frontend", "executor", "scheduler", "length", "memory"],
 )
 def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reason):
     """Real services: whichever of them says it, the reason is in the last lines, and nothing is started again."""
