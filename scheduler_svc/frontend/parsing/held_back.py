@@ -47,6 +47,14 @@ class Tags:
         match = self._pattern.match(text, start)
         return match.group() if match else ""
 
+    def after_spaces(self, text: str, start: int) -> Found | None:
+        """The tag that comes next, after no more than `MAX_HELD_SPACES`; an empty one if anything else does, None while
+        that is not clear."""
+        spaces = text[start : start + MAX_HELD_SPACES]
+        begin = start + len(spaces) - len(spaces.lstrip(SPACES))
+        is_open = begin - start < MAX_HELD_SPACES and self.may_begin(text, begin)
+        return None if is_open else Found(begin, self.at(text, begin))
+
     def may_begin(self, text: str, start: int) -> bool:
         """Whether all of `text` from `start` on is the beginning of a tag, and less than a whole one."""
         length = len(text) - start

@@ -1,6 +1,7 @@
 """A JSON value, read as it comes, and written so that every parser reads it."""
 
 import json
+import math
 import re
 from enum import Enum, auto
 from typing import NoReturn
@@ -33,7 +34,8 @@ class JsonValue:
 
     Damage that shows while it is read is repaired: control characters in strings are escaped, escapes that JSON does
     not have say themselves, half a surrogate pair becomes U+FFFD, a comma before a closing bracket is left out, and
-    Python's words become JSON's. Any other damage ends the value: what has been written cannot be taken back.
+    Python's words become JSON's. Any other damage ends the value, and so does a number that no double can
+    hold, as 1e999: what has been written cannot be taken back.
 
     Attributes:
         is_complete: whether the value's end has been read.
@@ -211,4 +213,7 @@ def _begins_scalar(text: str) -> bool:
 
 
 def _is_scalar(text: str) -> bool:
-    return text in WORDS or _SCALAR.fullmatch(text) is not None
+    if text in WORDS:
+        return True
+    match = _SCALAR.fullmatch(text)
+    return match is not None and (match[1] is None or math.isfinite(float(text)))

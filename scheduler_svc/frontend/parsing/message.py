@@ -27,12 +27,13 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
             may begin with one ("may_open": the model writes that tag itself), or has none that is to be split off.
         calls: how the model writes calls of tools; "none" leaves them in the content.
         is_one_call: only the first call counts; later ones are left out.
-        text_parameters: of each tool, the parameters whose values may be texts by their schemas; formats that write
-            values without JSON need them, others leave this empty.
-        stop_in_thought: whether stop strings end the answer in its thought, too; since version 7 of the context, as
-            what follows.
+        text_parameters: of each tool, the parameters that are texts; since version 7 of the context, `parameters` says
+            more, and this is empty.
+        stop_in_thought: whether stop strings end the answer in its thought, too; since version 7, as what follows.
         calls_in_thought: whether calls that a thought without an end tag ends with are calls.
-        other_kinds: of each tool, what else some of these texts may be: JSON's types. Others of them are always texts.
+        parameters: of each tool, the parameters that its schema names. Each that may be a text has JSON's types that
+            it may have else; others have None. Formats that write values without JSON need them, others leave this
+            empty.
     """
 
     thought: ThoughtStart = "none"
@@ -41,7 +42,7 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
     text_parameters: dict[str, tuple[str, ...]] = {}
     stop_in_thought: bool = True
     calls_in_thought: bool = False
-    other_kinds: dict[str, dict[str, tuple[str, ...]]] = {}
+    parameters: dict[str, dict[str, tuple[str, ...] | None]] = {}
 
 
 class MessageParser:
@@ -146,7 +147,8 @@ def _call_parser(rules: MessageRules, output: Output) -> CallParser | None:
         case "hermes":
             return HermesParser(output)
         case "qwen3_coder":
-            return Qwen3CoderParser(output, rules.text_parameters, rules.other_kinds)
+            texts = {tool: dict.fromkeys(names, ()) for tool, names in rules.text_parameters.items()}
+            return Qwen3CoderParser(output, rules.parameters or texts)
         case "json":
             return JsonParser(output)
 

@@ -42,7 +42,7 @@ class ParameterValue:
     @property
     def is_whole_json(self) -> bool:
         """Whether the value so far is whole, and no text."""
-        return not self._is_text and self._json.is_whole
+        return not self._is_text and self._json.is_whole and self._is_allowed()
 
     def feed(self, text: str) -> str:
         """JSON of the value, as much as this piece adds."""
@@ -61,9 +61,8 @@ class ParameterValue:
         """The rest of the JSON."""
         if not self._is_text:
             self._json.end()
-            value = self._json.take().strip(SPACES)
-            if self._json.is_complete and self._may_be(value):
-                return value
+            if self._json.is_complete and self._is_allowed():
+                return self._json.take().strip(SPACES)
             return json_text(self._decide_text())
         return '"' if self._is_quoted else '""'
 
@@ -82,13 +81,15 @@ class ParameterValue:
         stop = self._json.read(text, 0)
         return not (self._json.is_broken or text[stop:].strip(SPACES))
 
-    def _may_be(self, value: str) -> bool:
-        """Whether the value may be this JSON."""
+    def _is_allowed(self) -> bool:
+        """Whether the value, which is JSON, may be that and no text."""
+        value = "".join(self._undecided).strip(SPACES)
+        if self._other_kinds is None or value in WORDS:
+            return self._other_kinds is None
         kind = _KINDS.get(value[0], "number")
         if kind == "number" and not self._allows(kind) and float(value).is_integer():
             kind = "integer"
-        is_word = self._other_kinds is not None and "".join(self._undecided).strip(SPACES) in WORDS
-        return self._allows(kind) and not is_word
+        return self._allows(kind)
 
     def _allows(self, kind: str) -> bool:
         """Whether JSON of a kind may stand here. A text in quotes may if there is JSON to tell it from."""

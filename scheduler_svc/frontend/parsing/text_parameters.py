@@ -1,4 +1,4 @@
-"""Which parameters of a tool may be texts: Qwen3-Coder writes texts without JSON."""
+"""The parameters that a tool's schema names, and which may be texts: Qwen3-Coder writes texts without JSON."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,19 +10,20 @@ MAX_DEPTH = 100  # of schemas in schemas, where references lead on
 Kinds = frozenset[str]
 
 
-def text_parameters(parameters: dict[str, Any] | None) -> dict[str, tuple[str, ...]]:
-    """The names of a tool's parameters that may be texts by their schemas, each with what else it may be.
+def named_parameters(parameters: dict[str, Any] | None) -> dict[str, tuple[str, ...] | None]:
+    """Return the parameters that a tool's schema names, each with what it may be beside a text.
 
     Args:
         parameters: JSON schema of the tool's arguments.
 
     Returns:
-        Types of JSON by names, sorted: `("null",)` for a text that may be missing, nothing for what is always a text.
-        Parameters of which nothing is said are left out.
+        Types of JSON by names, sorted: `("null",)` for a text that may be missing, `()` for what is always a text. None
+        stands for what is no text, and for what nothing is said of.
     """
     found = Schemas(parameters or {}).properties()
     return {
-        name: tuple(sorted(kinds - {"string"})) for name, kinds in found.items() if "string" in kinds and kinds != KINDS
+        name: tuple(sorted(kinds - {"string"})) if "string" in kinds and kinds != KINDS else None
+        for name, kinds in found.items()
     }
 
 
