@@ -32,8 +32,8 @@ class Qwen3CoderParser(CallParser):
     call does not yet, and before `</function>` or `</tool_call>` if the value is JSON up to there, or if after the tag,
     and whitespace, another tag of a call or the end of the text comes. So a text may speak of these tags.
 
-    An end that was found so is a guess, unless the value is JSON. A call with a guess is whole as soon as another call
-    or the end of the text follows its end tags. Anything else shows that the text went on: the call is not whole.
+    An end that was found so is a guess. A call with a guess is whole as soon as another call, or the end of the text,
+    follows its end tags. Anything else shows that the value went on: the call is not whole.
 
     What stands in a function and is no parameter ends the call, which is not whole, and is content. `<tool_call>` and
     `<function=` without a call are content, and so is an end tag that no call is before. A call that the text ends in
@@ -54,7 +54,7 @@ class Qwen3CoderParser(CallParser):
         self._parameters = parameters
         self._tool = ""
         self._keys: set[str] = set()  # of the parameters that the call has
-        self._has_guess = False  # one of its values ends where its own tag is missing
+        self._has_guess = False  # a value of the call that is open ends where its own tag is missing
         self._value = ParameterValue(None)
         self._opening = ""  # text that is content if it begins no call, or no parameter
 
@@ -95,10 +95,12 @@ class Qwen3CoderParser(CallParser):
             return start
         if not found.tag:
             return self._give_back(start)
+        if self._has_guess:
+            self._end_call(is_whole=True)
         self.output.begin_call(self._tool)
         self.output.add_arguments("{")
         self._open()
-        self._keys, self._has_guess = set(), False
+        self._keys = set()
         self._state = self._function
         return found.begin
 
@@ -133,20 +135,23 @@ class Qwen3CoderParser(CallParser):
         if found.tag in (END, END_FUNCTION):
             self._add_end_tag(found.tag, is_last=found.tag == END)
             return found.end
-        self._end_call(is_whole=bool(found.tag))
-        return start
+        if not found.tag:
+            self._end_call(is_whole=False)
+            return start
+        self._state = self._content  # where a call begins, or else this one is not whole
+        return found.begin
 
     def _key(self, text: str, start: int) -> int:
         """Behind `<parameter=`."""
         key, end = _name_at(text, start)
+        if end < 0 or (self._has_guess and key in self._keys):
+            self._end_call(is_whole=False)
+            return self._give_back(start)
         if key:
             self.output.add_arguments((", " if self._keys else "") + json_text(key) + ": ")
             self._keys.add(key)
             self._value = ParameterValue(self._parameters.get(self._tool, {}).get(key))
             self._state = self._before_value
-        elif end < 0:
-            self._end_call(is_whole=False)
-            return self._give_back(start)
         return end
 
     def _before_value(self, text: str, start: int) -> int:
@@ -163,7 +168,7 @@ class Qwen3CoderParser(CallParser):
             self.output.add_arguments(self._value.feed(tag))
             return found.end
         has_own_end = tag.endswith(END_PARAMETER)
-        self._has_guess = self._has_guess or not (has_own_end or self._value.is_whole_json)
+        self._has_guess = self._has_guess or not has_own_end
         self.output.add_arguments(self._value.end())
         self._state = self._function
         return found.end if has_own_end else found.end - len(tag.lstrip("\n"))
@@ -199,10 +204,13 @@ class Qwen3CoderParser(CallParser):
         if is_whole:
             self.output.add_arguments("}")
         self.output.end_call(is_whole=is_whole)
+        self._has_guess = False
         self._state = self._content
 
     def _give_back(self, start: int) -> int:
         """No call, and no parameter: the tags are content, and so is what follows."""
+        if self._has_guess:
+            self._end_call(is_whole=False)
         opening, self._opening = self._opening, ""
         self._add_content(opening)
         self._state = self._content
