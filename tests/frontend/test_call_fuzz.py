@@ -74,7 +74,26 @@ SAID = st.lists(st.sampled_from(["Жaber", " я ", "🦊", "\n", "so:", " <b> ",
 DAMAGE = st.tuples(
     st.sampled_from(["cut", "drop a tag", "double a tag", "insert", "delete"]),
     st.integers(0, 996).map(lambda number: number * 5 % 997 / 997),  # small numbers are everywhere in a text
-    st.sampled_from(['"', "\n", "\t", "\x1f", "\\", "'", ",", "<", "]", "True", '\\"', "</tool_call>", "🦊"]),
+    st.sampled_from(
+        [
+            '"',
+            "\n",
+            "\t",
+            "\x1f",
+            "\\",
+            "'",
+            ",",
+            "<",
+            "]",
+            "True",
+            '\\"',
+            "</tool_call>",
+            "</parameter>",
+            "\n<parameter=maybe>",
+            "<function=f>",
+            "🦊",
+        ]
+    ),
 )
 FORMATS = st.sampled_from(["hermes", "json", "qwen3_coder"])
 
@@ -162,7 +181,8 @@ MISSING = st.sampled_from(["", "\n</parameter>(?=\n<parameter)", "\n</parameter>
 @settings(max_examples=examples(3000, 250))
 @given(FORMATS, st.lists(WRITTEN, min_size=1, max_size=2), SAID, MISSING)
 def test_a_call_that_is_not_cut_is_as_it_was_written(calls: str, many: list[dict[str, Any]], said: str, missing: str):
-    """Also if end tags of values are missing, in texts that speak of tags."""
+    """Also if end tags of values are missing, in texts that speak of tags, but at their ends."""
+    assume(not missing or not any(str(text).rstrip().endswith(">") for each in many for text in each.values()))
     text = re.sub(missing, "", "".join(written(calls, arguments, "right") + "\n" for arguments in many)) + said
     rules = rules_of({"f": SCHEMA}, "none", calls)
     parser = MessageParser(rules)

@@ -390,6 +390,7 @@ MANY = json.dumps([""] * (MAX_STRINGS + 1))
         ('{"a": "one\ntwo"}', {"a": "one\ntwo"}),
         ('{"a": "\\ud83d"}', {"a": "\ud83d"}),
         ("", {}),
+        (" \n", {}),
         (None, {}),
         ("null", {}),
         ('{"a": ', {}),

@@ -46,7 +46,7 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
 
 
 class MessageParser:
-    """Takes one answer's text apart. How the text is cut into pieces changes nothing: the parts, joined, are the same.
+    """Take one answer's text apart. How the text is cut into pieces changes nothing: the parts, joined, are the same.
 
     Its time grows with the text, not with the text times the number of pieces. It keeps no more of the text than what
     it holds back: a tag, 64 characters of whitespace, a bounded number of characters of a call whose name has not come
@@ -101,7 +101,7 @@ class MessageParser:
         return self._output.has_left_out
 
     def feed(self, text: str, *, may_stop: bool = True) -> MessagePart:
-        """What this piece adds. Text that could be the beginning of a tag is held back until that is clear.
+        """Return what this piece adds. Text that could be the beginning of a tag is held back until that is clear.
 
         Args:
             may_stop: whether a stop string may be found in this piece.
@@ -110,7 +110,7 @@ class MessageParser:
         return self._rest(thought, self._searched(rest, may_stop=may_stop))
 
     def flush(self, *, may_stop: bool = True) -> MessagePart:
-        """The rest at the end of the text: what was held back."""
+        """Return the rest at the end of the text: what was held back."""
         thought, rest = self._thought.flush()
         rest = self._searched(rest, may_stop=may_stop)
         part = self._rest(thought, rest if self._search is None else rest + self._search.flush())
@@ -121,7 +121,7 @@ class MessageParser:
         return MessagePart(thought, part.content + last.content, part.calls + last.calls)
 
     def _searched(self, text: str, *, may_stop: bool) -> str:
-        """As much of the text as may be shown of it, where stop strings are searched."""
+        """Return as much of the text as may be shown, where stop strings are searched."""
         if self._search is None or not text:
             return text
         text, _ = self._search.feed(text, may_stop=may_stop)

@@ -4,12 +4,12 @@ from scheduler_svc.frontend.parsing.call_object import CallObject
 from scheduler_svc.frontend.parsing.output import Output
 
 MAX_UNDECIDED_CHARS = 2**20
-MAX_BEHIND_CHARS = 2**10  # of an object behind its arguments
+MAX_AFTER_CHARS = 2**10  # of an object after its arguments
 _PIECE_CHARS = 2**10  # of an undecided object are copied at once: most are decided with the first piece
 
 
 class ObjectCall:
-    """Reads one object. A call begins in the output when its name is known and its arguments have begun: what comes
+    """Read one object. A call begins in the output when its name is known and its arguments have begun: what comes
     before that is kept, and is content if the object is no call.
 
     Args:
@@ -28,7 +28,7 @@ class ObjectCall:
         self._object = CallObject()
         self._undecided = [opening]
         self._num_undecided = 0
-        self._behind = ""  # the arguments
+        self._after = ""  # the arguments
 
     @property
     def is_complete(self) -> bool:
@@ -39,7 +39,7 @@ class ObjectCall:
     def is_over(self) -> bool:
         """Whether the object is complete, or cannot be one."""
         is_too_long = not self.is_call and self._num_undecided >= MAX_UNDECIDED_CHARS
-        is_too_long = is_too_long or len(self._behind) >= MAX_BEHIND_CHARS
+        is_too_long = is_too_long or len(self._after) >= MAX_AFTER_CHARS
         return self._object.is_complete or self._object.is_broken or is_too_long
 
     @property
@@ -48,25 +48,24 @@ class ObjectCall:
         return self.is_call and (self._object.has_arguments or self._object.is_complete)
 
     def read(self, text: str, start: int) -> int:
-        """Read on in `text` from `start`; where the object or the text ends."""
+        """Read on in `text` from `start`. Return where the object or the text ends."""
         end = self._read_undecided(text, start) if not self.is_call else start
         if self.is_call and not self.is_whole:
             end = self._object.read(text, end)
             self._give()
         while self.is_whole and end < len(text) and not self.is_over:
-            piece = text[end : end + MAX_BEHIND_CHARS - len(self._behind)]
+            piece = text[end : end + MAX_AFTER_CHARS - len(self._after)]
             num_read = self._object.read(piece, 0)
-            self._behind += piece[:num_read]
+            self._after += piece[:num_read]
             end += num_read
         return end
 
     def is_argument(self, text: str) -> bool:
-        """Whether a piece belongs to the arguments as it is and changes nothing here: it need not be read."""
+        """Return whether a piece belongs to the arguments as it is and changes nothing here: it need not be read."""
         return self.is_call and self._object.is_argument(text)
 
     def close(self) -> None:
-        """A tag stands behind the object: the brackets that are missing before it are closed, if they are all that
-        is missing."""
+        """Close the brackets that are missing, if they are all that is: a tag stands after the object."""
         self._object.close()
         if self.is_call:
             self._give()
@@ -74,7 +73,7 @@ class ObjectCall:
             self._begin()
 
     def end(self, held: str = "") -> None:
-        """Nothing more can be read: what is neither arguments nor the end of their object is content.
+        """Stop reading: what is neither arguments nor the end of their object is content.
 
         Args:
             held: text that could not be read.
@@ -88,7 +87,7 @@ class ObjectCall:
         if self.is_whole or self._object.is_broken:
             self._output.end_call(is_whole=self.is_whole)
         if not self.is_complete:
-            self._output.add_content(rest + self._behind + held)
+            self._output.add_content(rest + self._after + held)
 
     def _read_undecided(self, text: str, start: int) -> int:
         while start < len(text) and not self.is_call and not self.is_over:

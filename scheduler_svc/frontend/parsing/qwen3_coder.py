@@ -18,13 +18,13 @@ _IN_CONTENT = Tags(BEGIN, END, FUNCTION, END_FUNCTION)
 _IN_FUNCTION = Tags(PARAMETER, END_PARAMETER, END_FUNCTION, END, BEGIN, FUNCTION)
 _BEGIN_FUNCTION = Tags(FUNCTION)
 _AFTER_NAME = Tags(PARAMETER, END_FUNCTION, END)
-_BEHIND_VALUE = Tags(*(begin + tag for tag in (END_PARAMETER, PARAMETER, END_FUNCTION, END) for begin in ("\n", "")))
+_AFTER_VALUE = Tags(*(begin + tag for tag in (END_PARAMETER, PARAMETER, END_FUNCTION, END) for begin in ("\n", "")))
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _END_OF_NAME = re.compile(r"[>\n<]")
 
 
 class Qwen3CoderParser(CallParser):
-    """Reads them, with content before, between and behind.
+    """Read calls as this model writes them, with content before, between and after.
 
     A call begins with `<function=NAME>` and a parameter or an end tag after it. A value ends at `</parameter>`; in a
     value that is JSON, not inside a string. A newline at each of its ends is left out. Where that tag is missing, a
@@ -69,7 +69,7 @@ class Qwen3CoderParser(CallParser):
         return found.end
 
     def _opened(self, text: str, start: int) -> int:
-        """Behind `<tool_call>`."""
+        """Read what comes after `<tool_call>`."""
         found = _BEGIN_FUNCTION.after_spaces(text, start)
         if found is None:
             return start
@@ -80,7 +80,7 @@ class Qwen3CoderParser(CallParser):
         return found.end
 
     def _name(self, text: str, start: int) -> int:
-        """Behind `<function=`."""
+        """Read what comes after `<function=`."""
         name, end = _name_at(text, start)
         if name:
             self._opening += text[start:end]
@@ -89,7 +89,7 @@ class Qwen3CoderParser(CallParser):
         return self._give_back(start) if end < 0 else end
 
     def _named(self, text: str, start: int) -> int:
-        """Behind `<function=NAME>`."""
+        """Read what comes after `<function=NAME>`."""
         found = _AFTER_NAME.after_spaces(text, start)
         if found is None:
             return start
@@ -105,7 +105,7 @@ class Qwen3CoderParser(CallParser):
         return found.begin
 
     def _function(self, text: str, start: int) -> int:
-        """Between parameters."""
+        """Read what stands between parameters."""
         match = _NO_SPACE.search(text, start)
         if match is None:
             return len(text)
@@ -128,7 +128,7 @@ class Qwen3CoderParser(CallParser):
         return start
 
     def _guessed(self, text: str, start: int) -> int:
-        """Behind a call with a guess."""
+        """Read what comes after a call with a guess."""
         found = _IN_CONTENT.after_spaces(text, start)
         if found is None:
             return start
@@ -142,7 +142,7 @@ class Qwen3CoderParser(CallParser):
         return found.begin
 
     def _key(self, text: str, start: int) -> int:
-        """Behind `<parameter=`."""
+        """Read what comes after `<parameter=`."""
         key, end = _name_at(text, start)
         if end < 0 or (self._has_guess and key in self._keys):
             self._end_call(is_whole=False)
@@ -159,7 +159,7 @@ class Qwen3CoderParser(CallParser):
         return start + (text[start] == "\n")
 
     def _in_value(self, text: str, start: int) -> int:
-        begin, tag = found = _BEHIND_VALUE.find(text, start)
+        begin, tag = found = _AFTER_VALUE.find(text, start)
         self.output.add_arguments(self._value.feed(text[start:begin]))
         is_end = self._is_end(text, found)
         if is_end is None:
@@ -174,7 +174,7 @@ class Qwen3CoderParser(CallParser):
         return found.end if has_own_end else found.end - len(tag.lstrip("\n"))
 
     def _is_end(self, text: str, found: Found) -> bool | None:
-        """Whether a tag ends the value; None while that is not clear."""
+        """Return whether a tag ends the value; None while that is not clear."""
         tag = found.tag.lstrip("\n")
         begins_line = tag != found.tag or not self._value.has_begun
         if not tag:
@@ -191,7 +191,7 @@ class Qwen3CoderParser(CallParser):
         return bool(following.tag)
 
     def _begins_parameter(self, text: str, start: int) -> bool | None:
-        """Whether the name of another parameter comes, as far as the tool's schema says; None while that is not
+        """Return whether the name of another parameter comes, as far as the tool's schema says; None while that is not
         clear."""
         key, end = _name_at(text, start)
         if not key and end >= 0 and not self._is_last:
@@ -200,7 +200,7 @@ class Qwen3CoderParser(CallParser):
         return bool(key) and key not in self._keys and (not names or key in names)
 
     def _end_call(self, *, is_whole: bool) -> None:
-        """The call ends, and what follows is content."""
+        """End the call. What follows is content."""
         if is_whole:
             self.output.add_arguments("}")
         self.output.end_call(is_whole=is_whole)
@@ -208,7 +208,7 @@ class Qwen3CoderParser(CallParser):
         self._state = self._content
 
     def _give_back(self, start: int) -> int:
-        """No call, and no parameter: the tags are content, and so is what follows."""
+        """Make the tags content, and what follows: they begin no call, and no parameter."""
         if self._has_guess:
             self._end_call(is_whole=False)
         opening, self._opening = self._opening, ""
@@ -217,7 +217,7 @@ class Qwen3CoderParser(CallParser):
         return start
 
     def _end(self, held: str) -> None:
-        """Half a tag is content, but in a value that is cut; a call without a whole name is content, too."""
+        """Make half a tag content, but in a value that is cut; a call without a whole name is content, too."""
         if self._state == self._content:
             self._add_content(held)
         elif self._state in (self._opened, self._name, self._named):
@@ -233,8 +233,8 @@ class Qwen3CoderParser(CallParser):
 
 
 def _name_at(text: str, start: int) -> tuple[str, int]:
-    """The name that stands before the next `>`, and the position behind that. An empty name and `start` if more text
-    has to come, an empty name and -1 if it is no name."""
+    """Return the name that stands before the next `>`, and the position after that. An empty name and `start` if more
+    text has to come, an empty name and -1 if it is no name."""
     match = _END_OF_NAME.search(text, start, start + MAX_NAME_CHARS + 1)
     if match is None:
         return "", start if len(text) - start <= MAX_NAME_CHARS else -1

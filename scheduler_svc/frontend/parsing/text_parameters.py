@@ -36,7 +36,7 @@ class Schemas:
         self._visited: set[int] = set()
 
     def kinds(self, schema: Any, depth: int = 0) -> Kinds:
-        """JSON's types that a value may have."""
+        """Return JSON's types that a value may have."""
         if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return KINDS
         if id(schema) not in self._kinds:
@@ -50,17 +50,17 @@ class Schemas:
         return self._kinds[id(schema)]
 
     def properties(self) -> dict[str, Kinds]:
-        """The types of each property that the schema names, itself or in a part."""
+        """Return the types of each property that the schema names, itself or in a part."""
         return self._properties(self._root, 0)
 
     def all_of(self, schema: dict[str, Any]) -> list[Any]:
-        """Schemas that hold beside one, as it says."""
+        """Return schemas that hold beside one, as it says."""
         parts = schema.get("allOf")
         referred = self._referred(schema)
         return [*(parts if isinstance(parts, list) else ()), *([] if referred is None else [referred])]
 
     def _referred(self, schema: dict[str, Any]) -> Any:
-        """What `$ref` points to, in the same document; None if there is none, or it points elsewhere."""
+        """Return what `$ref` points to, in the same document; None if there is none, or it points elsewhere."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
@@ -76,7 +76,7 @@ class Schemas:
         return place
 
     def _properties(self, schema: Any, depth: int) -> dict[str, Kinds]:
-        """Each schema is looked at once: more would cost the square of what clients send."""
+        """Look at each schema once: more would cost the square of what clients send."""
         if not isinstance(schema, dict) or depth > MAX_DEPTH or id(schema) in self._visited:
             return {}
         self._visited.add(id(schema))
@@ -94,7 +94,7 @@ class Schemas:
 
 
 def any_of(schema: dict[str, Any]) -> Iterable[list[Any]]:
-    """Lists of schemas of which one has to hold beside a schema, as it says."""
+    """Return lists of schemas of which one has to hold beside a schema, as it says."""
     return (parts for key in ("anyOf", "oneOf") if isinstance(parts := schema.get(key), list) and parts)
 
 
@@ -104,7 +104,7 @@ def _intersect(found: dict[str, Kinds], others: Mapping[str, Kinds]) -> None:
 
 
 def _own_kinds(schema: dict[str, Any]) -> Kinds:
-    """What `type`, `enum` and `const` of a schema allow."""
+    """Return what `type`, `enum` and `const` of a schema allow."""
     kinds, said = KINDS, schema.get("type")
     types = [said] if isinstance(said, str) else said if isinstance(said, list) else []
     if known := {kind for kind in types if isinstance(kind, str)} & KINDS:
