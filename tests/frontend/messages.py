@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from scheduler_svc.frontend.parsing.message import MessageParser, MessagePart, MessageRules
-from scheduler_svc.frontend.parsing.text_parameters import text_parameters
+from scheduler_svc.frontend.parsing.text_parameters import named_parameters
 
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": "x", "b": [1, {"c": "}"}]}}\n</tool_call>'
 HERMES_ARGUMENTS = '{"a": "x", "b": [1, {"c": "}"}]}'
@@ -15,7 +15,7 @@ _PARAMETERS = "<parameter=a>\nx\n</parameter>\n<parameter=b>\n[1, 2]\n</paramete
 CODER = f"<tool_call>\n<function=f>\n{_PARAMETERS}</function>\n</tool_call>"
 CODER_ARGUMENTS = '{"a": "x", "b": [1, 2]}'
 JSON = '{"name": "f", "parameters": {"a": "x"}}'
-TEXTS = {"f": ("a",)}
+PARAMETERS = {"f": {"a": (), "b": None}}
 ARGUMENTS = {"hermes": HERMES_ARGUMENTS, "qwen3_coder": CODER_ARGUMENTS, "json": '{"a": "x"}'}
 CALLS = {"hermes": HERMES, "qwen3_coder": CODER, "json": JSON}
 
@@ -79,7 +79,7 @@ def rules(calls: Any = "none", thought: Any = "none", *, is_one_call: bool = Fal
         calls=calls,
         thought=thought,
         is_one_call=is_one_call,
-        text_parameters=TEXTS,
+        parameters=PARAMETERS,
         stop_in_thought=thought == "none",
         calls_in_thought="none" not in (calls, thought),
     )
@@ -89,12 +89,10 @@ def rules_of(
     schemas: dict[str, dict[str, Any] | None], thought: Any = "none", calls: Any = "qwen3_coder"
 ) -> MessageRules:
     """The rules for calls of tools with these schemas, as a request makes them."""
-    texts = {name: text_parameters(parameters) for name, parameters in schemas.items()}
     return MessageRules(
         thought=thought,
         calls=calls,
-        text_parameters={name: tuple(kinds) for name, kinds in texts.items()},
         stop_in_thought=thought == "none",
         calls_in_thought="none" not in (calls, thought),
-        other_kinds={name: {key: each for key, each in kinds.items() if each} for name, kinds in texts.items()},
+        parameters={name: named_parameters(schema) for name, schema in schemas.items()},
     )

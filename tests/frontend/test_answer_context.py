@@ -27,10 +27,9 @@ CONTEXT = AnswerContext(
         thought="may_open",
         calls="qwen3_coder",
         is_one_call=True,
-        text_parameters={"f": ("a", "b"), "g": ()},
         stop_in_thought=False,
         calls_in_thought=True,
-        other_kinds={"f": {"b": ("null",)}},
+        parameters={"f": {"a": (), "b": ("null",), "c": None}, "g": {}},
     ),
     has_chunk_usage=True,
     hides_thought=True,
@@ -109,5 +108,5 @@ def test_version_6_had_the_older_rules_of_thoughts_and_texts():
     fields = [6, *FIELDS[1:]]
     fields[AnswerContext.__struct_fields__.index("message")] = ["may_open", "hermes", False, {"f": ["a"]}]
     asked = AnswerContext.decode(msgspec.msgpack.encode(fields))
-    old = {"stop_in_thought": True, "calls_in_thought": False, "other_kinds": {}}
+    old = {"stop_in_thought": True, "calls_in_thought": False, "parameters": {}}
     assert asked.message == MessageRules(thought="may_open", calls="hermes", text_parameters={"f": ("a",)}, **old)

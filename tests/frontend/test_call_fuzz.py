@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.parsing.message import MessageRules
+from scheduler_svc.frontend.parsing.message import MessageParser, MessageRules
 from tests.frontend import test_chat_messages as chats
 from tests.frontend import test_message_going_on as anthropic
-from tests.frontend.messages import is_object, parsed, rules_of
+from tests.frontend.messages import is_object, joined, parsed, rules_of
 from tests.frontend.responses import test_events as responses
 from tests.frontend.test_message_text import EOS, ids
 from tests.support.effort import examples
@@ -74,7 +74,26 @@ SAID = st.lists(st.sampled_from(["Жaber", " я ", "🦊", "\n", "so:", " <b> ",
 DAMAGE = st.tuples(
     st.sampled_from(["cut", "drop a tag", "double a tag", "insert", "delete"]),
     st.integers(0, 996).map(lambda number: number * 5 % 997 / 997),  # small numbers are everywhere in a text
-    st.sampled_from(['"', "\n", "\t", "\x1f", "\\", "'", ",", "<", "]", "True", '\\"', "</tool_call>", "🦊"]),
+    st.sampled_from(
+        [
+            '"',
+            "\n",
+            "\t",
+            "\x1f",
+            "\\",
+            "'",
+            ",",
+            "<",
+            "]",
+            "True",
+            '\\"',
+            "</tool_call>",
+            "</parameter>",
+            "\n<parameter=maybe>",
+            "<function=f>",
+            "🦊",
+        ]
+    ),
 )
 FORMATS = st.sampled_from(["hermes", "json", "qwen3_coder"])
 
@@ -148,6 +167,28 @@ def test_parsers(answer: tuple[MessageRules, str], sizes: list[int]):
     assert parsed(rules, text) == whole
     assert parsed(rules, cut_into(text, sizes)) == whole
     assert letters(text) == letters(whole.thought, whole.content, *whole.calls), whole
+
+
+# Texts that speak of other tags than those that would end them where they end rightly.
+QUOTES = TEXTS.filter(lambda text: "</parameter>" not in text and "<parameter=text>" not in text)
+WRITTEN = st.fixed_dictionaries(
+    {},
+    optional={"text": QUOTES, "maybe": QUOTES.filter(lambda text: text.strip() != "null"), "list": st.lists(VALUES)},
+)
+MISSING = st.sampled_from(["", "\n</parameter>(?=\n<parameter)", "\n</parameter>(?=\n</function)"])
+
+
+@settings(max_examples=examples(3000, 250))
+@given(FORMATS, st.lists(WRITTEN, min_size=1, max_size=2), SAID, MISSING)
+def test_a_call_that_is_not_cut_is_as_it_was_written(calls: str, many: list[dict[str, Any]], said: str, missing: str):
+    """Also if end tags of values are missing, in texts that speak of tags, but at their ends."""
+    assume(not missing or not any(str(text).rstrip().endswith(">") for each in many for text in each.values()))
+    text = re.sub(missing, "", "".join(written(calls, arguments, "right") + "\n" for arguments in many)) + said
+    rules = rules_of({"f": SCHEMA}, "none", calls)
+    parser = MessageParser(rules)
+    message = joined([parser.feed(text), parser.flush()])
+    assert parser.has_cut_call or [json.loads(arguments) for _, arguments in message.calls] == many
+    assert not parser.has_cut_call or (calls == "qwen3_coder" and "</" in "".join(map(json.dumps, many)) + missing)
 
 
 @settings(max_examples=examples(600, 200), suppress_health_check=[HealthCheck.too_slow])

@@ -221,8 +221,8 @@ def test_parameters_that_are_texts():
     }
     style = style_of(TOKENIZER.chat_template, FrontendOptions(tool_parser="qwen3_coder"))
     request = chat(style=style, tools=[tool(parameters={"properties": kinds}), tool("g"), tool("h", parameters={})])
-    assert request.message.text_parameters == {"f": ("a", "c", "d", "e", "f"), "g": (), "h": ()}
-    assert request.message.other_kinds == {"f": {"c": ("null",), "e": ("integer",)}}
+    named = {"a": (), "b": None, "c": ("null",), "d": (), "e": ("integer",), "f": (), "g": None, "h": None}
+    assert request.message.parameters == {"f": named, "g": {}, "h": {}}
     many = {"x" * 700 + str(number): {"type": "string"} for number in range(100)}
     assert refusal(style=style, tools=[tool(parameters={"properties": many})]).param == "tools"
 
@@ -390,6 +390,7 @@ MANY = json.dumps([""] * (MAX_STRINGS + 1))
         ('{"a": "one\ntwo"}', {"a": "one\ntwo"}),
         ('{"a": "\\ud83d"}', {"a": "\ud83d"}),
         ("", {}),
+        (" \n", {}),
         (None, {}),
         ("null", {}),
         ('{"a": ', {}),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.parsing.message import MessageParser, MessageRules
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.messages import ARGUMENTS, CALLS, CODER, HERMES, JSON, TEXTS, joined, parsed, rules
+from tests.frontend.messages import ARGUMENTS, CALLS, CODER, HERMES, JSON, PARAMETERS, joined, parsed, rules
 from tests.support.effort import examples
 from tests.support.instructions import instructions_of
 
@@ -47,7 +47,7 @@ RULES = st.builds(
     thought=st.sampled_from(["none", "open", "may_open"]),
     calls=st.sampled_from(["none", "hermes", "qwen3_coder", "json"]),
     is_one_call=st.booleans(),
-    text_parameters=st.just(TEXTS),
+    parameters=st.just(PARAMETERS),
     calls_in_thought=st.booleans(),
 )
 

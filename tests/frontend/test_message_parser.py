@@ -7,8 +7,20 @@ import pytest
 
 from scheduler_svc.frontend.parsing import object_call, parameter_value
 from scheduler_svc.frontend.parsing.message import CallPart, MessageParser, MessageRules
-from scheduler_svc.frontend.parsing.text_parameters import text_parameters
-from tests.frontend.messages import ARGUMENTS, CALLS, HERMES, HERMES_ARGUMENTS, JSON, Message, parsed, rules, rules_of
+from scheduler_svc.frontend.parsing.text_parameters import named_parameters
+from tests.frontend.messages import (
+    ARGUMENTS,
+    CALLS,
+    CODER,
+    CODER_ARGUMENTS,
+    HERMES,
+    HERMES_ARGUMENTS,
+    JSON,
+    Message,
+    parsed,
+    rules,
+    rules_of,
+)
 from tests.support.instructions import instructions_of
 
 
@@ -282,12 +294,14 @@ BROKEN = [
     ('{"a": tru, "b": "rest"}', '{"a": '),
     ('{"a": NaN}', '{"a": '),
     ('{"a": 01}', '{"a": '),
+    ('{"a": [1e308, -1e309]}', '{"a": [1e308, '),
     ("{'a': 1}", "{"),
     ('{"a" 1}', '{"a" '),
     ('{"a": 1]', '{"a": 1'),
     ('{"a": [1}', '{"a": [1'),
     ('{"a":}', '{"a":'),
     ('{"a": 1,, "b": 2}', '{"a": 1'),
+    ('{"a": {}}, "b": 1} \n ', '{"a": {}'),
     ('{"a": <b>}', '{"a": '),
     ('{"a": ' + "1" * 300 + "}", '{"a": '),
     ('{"a": ' + "[" * 60 + "]" * 60 + "}", '{"a": ' + "[" * 55),
@@ -360,6 +374,7 @@ def test_arguments_that_are_no_object_are_no_call(written: str):
         ("<parameter=b>\n{\n}\n</parameter>", '{"b": {\n}}'),
         ("<parameter=b>\nTrue\n</parameter>\n<parameter=c>None</parameter>", '{"b": true, "c": null}'),
         ("<parameter=b>\nNaN\n</parameter>", '{"b": "NaN"}'),
+        ("<parameter=b>\n1e999\n</parameter>", '{"b": "1e999"}'),
         ("<parameter=b>[1,\n</parameter>", '{"b": "[1,"}'),
         ('<parameter=b>"x</parameter>\\"y"</parameter>', '{"b": "x</parameter>\\"y"}'),
         ('<parameter=b>{"x</parameter>\n</parameter>', '{"b": "{\\"x</parameter>"}'),
@@ -381,10 +396,10 @@ def test_qwen3_coder(parameters: str, arguments: str, has_tag: bool):
 @pytest.mark.parametrize(
     ("text", "content", "arguments"),
     [
-        ("<tool_call><function=f>\n<parameter=a>1</parameter>\nDone.\n</function></tool_call>", "Done.", '{"a": "1"}'),
+        ("<tool_call><function=f>\n<parameter=a>1</parameter>\nDone.\n</function></tool_call>", "Done.", '{"a": "1"'),
         ("<tool_call><function=f><parameter=a>1</parameter></tool_call>", "", '{"a": "1"}'),
-        ("<function=f><parameter=a b\n>", "<parameter=a b\n>", "{}"),
-        ("<function=f>\n", "", "{"),
+        ("<function=f><parameter=a b\n>", "<parameter=a b\n>", "{"),
+        ("<function=f>\n<parameter=", "<parameter=", "{"),
         ("<function=f>\n<parameter=a>\nx\n</para", "", '{"a": "x\\n</para'),
         ("<function=f>\n<parameter=b>\n12", "", '{"b": 12'),
         ('<function=f>\n<parameter=b>\n{"x": "</parameter>', "", '{"b": {"x": "</parameter>'),
@@ -431,6 +446,55 @@ def test_where_a_value_of_qwen3_coder_ends(text: str, arguments: str):
     message = same_for_every_cut(rules("qwen3_coder"), f"<tool_call>\n<function=f>\n{text}")
     assert message.calls == [("f", arguments)]
     assert message.content in ("", "</tool")
+
+
+# Texts that have other tags in them: what the tool and the call have decides what a tag means.
+SCHEMA = {"properties": {"a": {"type": "string"}, "b": {}, "c": {"type": ["string", "null"]}}}
+TAGS_IN_TEXTS = [
+    ("<parameter=a>\nsee\n<parameter=other>\n12\n</parameter>\n</function>",
+     '{"a": "see\\n<parameter=other>\\n12"}'),
+    ("<parameter=a>\nsee\n<parameter=a>\n12\n</parameter>\n</function>", '{"a": "see\\n<parameter=a>\\n12"}'),
+    ("<parameter=b>1</parameter><parameter=a>see\n<parameter=b>\n12\n</parameter>\n</function>",
+     '{"b": 1, "a": "see\\n<parameter=b>\\n12"}'),
+    ("<parameter=c>\n1\n</function> is\n</parameter>\n</function>", '{"c": "1\\n</function> is"}'),
+    ("<parameter=c>\nTrue\n</function> is\n</parameter>\n</function>", '{"c": "True\\n</function> is"}'),
+    ("<parameter=c>\nnull\n</function>", '{"c": null}'),
+    ("<parameter=c>\nsee\n<parameter=b>\n12\n</parameter>\n</function>", '{"c": "see", "b": 12}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "arguments"), TAGS_IN_TEXTS)
+def test_a_text_of_qwen3_coder_that_speaks_of_tags(text: str, arguments: str):
+    message = same_for_every_cut(rules_of({"f": SCHEMA}), f"<function=f>{text} {CODER}")
+    assert message == ("", "", [("f", arguments), ("f", CODER_ARGUMENTS)])
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "arguments"),
+    [
+        ("<parameter=a>\nuse </function>\n</tool_call> so\n</parameter>", "so\n</parameter>", '{"a": "use "'),
+        ("<parameter=a>\nuse </function>\n</tool_call>\n</parameter>", "</parameter>", '{"a": "use "'),
+        ("<parameter=a>\nuse </tool_call></function></parameter>", "</parameter>", '{"a": "use "'),
+        ("<parameter=a>\nx\n<parameter=b>\n12\n</parameter>\nso\n</parameter>", "so\n</parameter>",
+         '{"a": "x", "b": 12'),
+        ("<parameter=a>\nx\n<parameter=b>\n12\n</parameter>\n</parameter>", "</parameter>", '{"a": "x", "b": 12'),
+        ("<parameter=a>\nx\n<parameter=b>\n12\n</function></tool_call> so", "so", '{"a": "x", "b": 12'),
+        ("<parameter=a>\n<parameter=b>\n</parameter><parameter=b>1</parameter>", "<parameter=b>1</parameter>",
+         '{"a": "", "b": ""'),
+        ("<parameter=a>\nuse </parameter> so\n</parameter>", "so\n</parameter>", '{"a": "use "'),
+        ("<parameter=a>\nuse </function>\n<tool_call> or\n</parameter>", "<tool_call> or\n</parameter>",
+         '{"a": "use "'),
+        ("<parameter=a>\nuse </function>\n<function=g> or\n</parameter>", "<function=g> or\n</parameter>",
+         '{"a": "use "'),
+        ("<parameter=b>\n1.10</function>\n</parameter>", "</parameter>", '{"b": 1.10'),
+        ("<parameter=a>x</function></tool_call>" + " " * 70, "", '{"a": "x"'),
+    ],
+)  # fmt: skip
+def test_a_guess_that_what_follows_shows_to_be_wrong(text: str, content: str, arguments: str):
+    """It is no call to carry out, and the next one is."""
+    for spaces in ("", "\n"):
+        message = same_for_every_cut(rules_of({"f": SCHEMA}), f"<tool_call><function=f>{text}{spaces}{CODER}")
+        assert message == ("", content, [("f", arguments), ("f", CODER_ARGUMENTS)])
 
 
 # Of a text that may be something else, by what its schema says.
@@ -489,7 +553,7 @@ def test_reading_a_schema_grows_with_its_length():
         defs = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{(i + step) % size}"} for step in range(3)],
                           "properties": {f"p{i}": {"$ref": f"#/$defs/d{i}"}}} for i in range(size)}  # fmt: skip
         parameters = {"allOf": [{"$ref": f"#/$defs/d{i}"} for i in range(size)], "$defs": defs}
-        return instructions_of(lambda: text_parameters(parameters))
+        return instructions_of(lambda: named_parameters(parameters))
 
     assert effort(400) < 6 * effort(100)
 
@@ -511,6 +575,8 @@ def test_a_text_is_given_as_soon_as_it_can_be_nothing_else():
         "<function=a\n>",
         f"<function={'f' * 300}>",
         "</function>",
+        "<function=f> or <function=g>",
+        "<tool_call>\n<function=f>",
     ],
 )
 def test_what_is_no_qwen3_coder_call_is_content(text: str):

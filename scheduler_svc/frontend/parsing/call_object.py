@@ -49,7 +49,7 @@ class CallObject:
         self._said = ""  # by a string, after what can be arguments
 
     def read(self, text: str, start: int) -> int:
-        """Read on in `text` from `start`; where it ends, or the name, the arguments, or what can be read."""
+        """Read on in `text` from `start`. Return where it ends, or the name, the arguments, or what can be read."""
         known = self.name, self.has_arguments
         while start < len(text) and not (self.is_complete or self.is_broken):
             start = self._step(text, start)
@@ -58,22 +58,23 @@ class CallObject:
         return start
 
     def is_argument(self, text: str) -> bool:
-        """Whether a piece is a part of a string in the arguments and changes nothing here: it need not be read."""
+        """Return whether a piece is a part of a string in the arguments and changes nothing here: it need not be
+        read."""
         return self._is_kept and self._step == self._read_plain and self._value.says(text)
 
     def take_arguments(self) -> str:
-        """What was read of the arguments since the last time."""
+        """Return what was read of the arguments since the last time."""
         arguments, self._arguments = "".join(self._arguments), []
         return arguments
 
     def take_rest(self) -> tuple[str, str]:
-        """What was read of arguments that are not whole and was not given, as it was read: what goes on with their JSON
-        if the text ends here, and what does not."""
+        """Return what was read of arguments that are not whole and was not given, as it was read: what goes on with
+        their JSON if the text ends here, and what does not."""
         arguments, rest = self._value.take_rest() if self._is_kept and not self.has_arguments else ("", "")
         return arguments, rest + self._said
 
     def end(self) -> None:
-        """The text ends. Arguments that are whole are, also if the string that says them is not."""
+        """End the text. Arguments that are whole are, also if the string that says them is not."""
         if self._step == self._read_decoded and self._value.is_complete:
             self.has_arguments = True
 
@@ -141,7 +142,7 @@ class CallObject:
         return end
 
     def _read_plain(self, text: str, start: int) -> int:
-        """A value as it is written."""
+        """Read a value as it is written."""
         end = self._value.read(text, start)
         self._end_plain()
         return end
@@ -154,7 +155,7 @@ class CallObject:
             self._step = self._read_member
 
     def _read_decoded(self, text: str, start: int) -> int:
-        """Arguments as a string says them: so much of it as is written as it is said, or else a character."""
+        """Read arguments as a string says them: so much of it as is written as it is said, or else a character."""
         match = _SAID_AS_WRITTEN.match(text, start) if self._string.says("") else None
         end = match.end() if match else start + 1
         _, decoded = self._string.read(text[start:end], 0)
@@ -170,7 +171,7 @@ class CallObject:
         return end
 
     def _read_said(self, text: str) -> int:
-        """Read on in what the string says; where that ends, or cannot be arguments."""
+        """Read on in what the string says. Return where that ends, or cannot be arguments."""
         start = 0
         if self._value.is_blank or self._value.is_complete:
             start = len(text) - len(text.lstrip(SPACES))
@@ -182,7 +183,7 @@ class CallObject:
         return stop
 
     def _end_decoded(self) -> None:
-        """The string ends, and shows that brackets are missing. Nothing in it is an object without arguments."""
+        """End the string, which shows that brackets are missing. Nothing in it is an object without arguments."""
         if self._value.is_blank:
             self._value.read("null", 0)
         self._value.end()
@@ -215,7 +216,7 @@ class CallObject:
         self._step = then
 
     def _read_word(self, text: str, start: int) -> int:
-        """A key or a name. One that is too long ends the object where it becomes so."""
+        """Read a key or a name. One that is too long ends the object where it becomes so."""
         piece = text[start : start + MAX_NAME_CHARS + 1 - self._num_word_chars]
         num_read, decoded = self._string.read(piece, 0)
         self._num_word_chars += num_read

@@ -14,7 +14,7 @@ State = Callable[[str, int], int]
 
 
 class CallParser(ABC):
-    """Reads content and calls. The states decide by the text alone, however it is cut.
+    """Read content and calls. The states decide by the text alone, however it is cut.
 
     Attributes:
         tag_begin: the first character of the tags in content; empty if content has none.
@@ -46,7 +46,8 @@ class CallParser(ABC):
         self._held = text[position:]
 
     def is_content(self, text: str) -> bool:
-        """Whether a piece is content, is shown as it is and changes nothing here: it need not be read. Most are."""
+        """Return whether a piece is content, is shown as it is and changes nothing here: it need not be read. Most
+        are."""
         return (
             not (self._held or self._is_between or self._has_closed)
             and not (self.tag_begin and self.tag_begin in text)
@@ -55,11 +56,11 @@ class CallParser(ABC):
         )
 
     def is_argument(self, text: str) -> bool:
-        """Whether a piece belongs to the arguments of the last call as it is and changes nothing here."""
+        """Return whether a piece belongs to the arguments of the last call as it is and changes nothing here."""
         return self._call is not None and self._call.is_argument(text) and not self.output.has_left_out
 
     def flush(self) -> None:
-        """The text ends: what waited for more text is decided, and goes to the output."""
+        """End the text: what waited for more text is decided, and goes to the output."""
         self._is_last = True
         self.feed("")
         held, self._held = self._held, ""
@@ -67,7 +68,7 @@ class CallParser(ABC):
         self.output.flush()
 
     def _open(self) -> None:
-        """A call has begun that end tags belong to."""
+        """Note that a call has begun, to which end tags belong."""
         self._is_open = self._is_between = True
 
     def _add_content(self, text: str) -> None:
@@ -78,7 +79,7 @@ class CallParser(ABC):
         self.output.add_content(text)
 
     def _add_end_tag(self, tag: str, *, is_last: bool) -> None:
-        """An end tag in content: it is left out if a call is before it, also if there is one too many of them.
+        """Leave an end tag in content out if a call is before it, also if there is one too many of them.
 
         Args:
             is_last: whether the call needs no other end tag.
@@ -90,8 +91,8 @@ class CallParser(ABC):
 
     @abstractmethod
     def _content(self, text: str, start: int) -> int:
-        """The first state: content, until a call begins."""
+        """Read content, until a call begins: the first state."""
 
     @abstractmethod
     def _end(self, held: str) -> None:
-        """What to do with text that a state has left at the end."""
+        """Decide what becomes of text that a state has left at the end."""

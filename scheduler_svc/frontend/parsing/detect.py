@@ -29,7 +29,7 @@ def detect(template: str) -> Detected:
 
 
 def thought_start(prompt: str) -> ThoughtStart:
-    """Where the answer to a prompt begins, for a model that has thoughts.
+    """Return where the answer to a prompt begins, for a model that has thoughts.
 
     Args:
         prompt: as the chat template has written it, or its end.

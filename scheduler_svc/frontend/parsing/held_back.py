@@ -34,7 +34,7 @@ class Tags:
         self._longest = max(map(len, tags))
 
     def find(self, text: str, start: int) -> Found:
-        """The first tag in `text` from `start` on."""
+        """Return the first tag in `text` from `start` on."""
         if match := self._pattern.search(text, start):
             return Found(match.start(), match.group())
         for match in self._firsts.finditer(text, max(start, len(text) - self._longest + 1)):
@@ -43,25 +43,33 @@ class Tags:
         return Found(len(text), "")
 
     def at(self, text: str, start: int) -> str:
-        """The tag that begins at `start`; empty if none is whole."""
+        """Return the tag that begins at `start`; empty if none is whole."""
         match = self._pattern.match(text, start)
         return match.group() if match else ""
 
+    def after_spaces(self, text: str, start: int) -> Found | None:
+        """Return the tag that comes next, after no more than `MAX_HELD_SPACES`; an empty one if anything else does,
+        None while that is not clear."""
+        spaces = text[start : start + MAX_HELD_SPACES]
+        begin = start + len(spaces) - len(spaces.lstrip(SPACES))
+        is_open = begin - start < MAX_HELD_SPACES and self.may_begin(text, begin)
+        return None if is_open else Found(begin, self.at(text, begin))
+
     def may_begin(self, text: str, start: int) -> bool:
-        """Whether all of `text` from `start` on is the beginning of a tag, and less than a whole one."""
+        """Return whether all of `text` from `start` on is the beginning of a tag, and less than a whole one."""
         length = len(text) - start
         return length < self._longest and any(len(tag) > length and tag.startswith(text[start:]) for tag in self._tags)
 
 
 class Trailing:
-    """Holds back whitespace at the end of a text, as it may be followed by a tag: then it is not shown."""
+    """Hold back whitespace at the end of a text, as it may be followed by a tag: then it is not shown."""
 
     def __init__(self) -> None:
         self._held = ""
         self._is_long = False  # the text ends with more than may be held back, and all of it has been shown
 
     def feed(self, text: str) -> str:
-        """What may be shown of the text so far."""
+        """Return what may be shown of the text so far."""
         body = text.rstrip(SPACES)
         spaces = text[len(body) :]
         if body:
@@ -75,10 +83,11 @@ class Trailing:
         return body
 
     def is_shown(self, text: str) -> bool:
-        """Whether all of a piece may be shown, and nothing before it is held back: then `feed` need not see it."""
+        """Return whether all of a piece may be shown, and nothing before it is held back: then `feed` need not see
+        it."""
         return not self._held and not self._is_long and text[-1:] not in SPACES
 
     def take(self) -> str:
-        """What is held back."""
+        """Return what is held back."""
         held, self._held = self._held, ""
         return held

@@ -13,11 +13,11 @@ _NO_BRACE = re.compile(r"[^ \t\r\n}]")
 
 
 class HermesParser(CallParser):
-    """Reads them, with content before, between and behind.
+    """Read calls in tags, with content before, between and after.
 
     Tags inside the JSON's strings are no tags. A begin tag without a call is content with all that follows it, and so
     is an end tag that no call is before. Another object without tags between them is another call. Braces too many
-    behind an object are left out, and those that are missing before a tag are closed. Where the arguments cannot be
+    after an object are left out, and those that are missing before a tag are closed. Where the arguments cannot be
     JSON any more the call ends, and is not whole; what follows is content.
     """
 
@@ -48,10 +48,10 @@ class HermesParser(CallParser):
         self._state = self._content
         if call.is_call:
             self._open()
-            self._state = self._behind_object if call.is_whole else self._content
+            self._state = self._after_object if call.is_whole else self._content
         return end
 
-    def _behind_object(self, text: str, start: int) -> int:
+    def _after_object(self, text: str, start: int) -> int:
         match = _NO_BRACE.search(text, start)
         if match is None:
             return len(text)
@@ -66,7 +66,7 @@ class HermesParser(CallParser):
         self._state = self._object
 
     def _end(self, held: str) -> None:
-        """Half a tag is content, and so is an object that is no call yet."""
+        """Make half a tag content, and so an object that is no call yet."""
         if self._call is not None:
             self._call.end(held)
         else:

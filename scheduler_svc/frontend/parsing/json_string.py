@@ -12,7 +12,7 @@ _encoder = json.JSONEncoder(ensure_ascii=False)  # stateless; `json.dumps` makes
 
 
 class JsonString:
-    """Decodes a string whose opening quote has been read.
+    """Decode a string whose opening quote has been read.
 
     Escapes that JSON does not have stay as they are. Half a surrogate pair becomes U+FFFD.
 
@@ -31,11 +31,13 @@ class JsonString:
         return self._escape
 
     def says(self, text: str) -> bool:
-        """Whether a piece stands in the string, says just itself, and changes nothing here: it need not be read."""
+        """Return whether a piece stands in the string, says just itself, and changes nothing here: it need not be
+        read."""
         return not (self.is_closed or self._escape or self._high or _NOT_ITSELF.search(text))
 
     def read(self, text: str, start: int) -> tuple[int, str]:
-        """Where the string or else the text ends, and what the string says up to there, as much of it as is clear."""
+        """Return where the string or else the text ends, and what the string says up to there, as much of it as is
+        clear."""
         decoded: list[str] = []
         while start < len(text) and not self.is_closed:
             if self._escape:
@@ -90,5 +92,5 @@ class JsonString:
 
 
 def json_text(text: str) -> str:
-    """A text as JSON."""
+    """Return a text as JSON."""
     return _encoder.encode(text)

@@ -1,6 +1,7 @@
 """A JSON value, read as it comes, and written so that every parser reads it."""
 
 import json
+import math
 import re
 from enum import Enum, auto
 from typing import NoReturn
@@ -29,11 +30,12 @@ class _Next(Enum):
 
 
 class JsonValue:
-    """Reads one value and writes it again, the whitespace as it was.
+    """Read one value and write it again, the whitespace as it was.
 
     Damage that shows while it is read is repaired: control characters in strings are escaped, escapes that JSON does
     not have say themselves, half a surrogate pair becomes U+FFFD, a comma before a closing bracket is left out, and
-    Python's words become JSON's. Any other damage ends the value: what has been written cannot be taken back.
+    Python's words become JSON's. Any other damage ends the value, and so does a number that no double can
+    hold, as 1e999: what has been written cannot be taken back.
 
     Attributes:
         is_complete: whether the value's end has been read.
@@ -53,7 +55,7 @@ class JsonValue:
         self._written: list[str] = []
 
     def read(self, text: str, start: int) -> int:
-        """Read on in `text` from `start`; where the value, what can be read of it, or the text ends."""
+        """Read on in `text` from `start`. Return where the value, what can be read of it, or the text ends."""
         while start < len(text) and not (self.is_complete or self.is_broken):
             if self._string is not None:
                 start = self._read_string(self._string, text, start)
@@ -64,17 +66,17 @@ class JsonValue:
         return start
 
     def take(self) -> str:
-        """What was written since the last time."""
+        """Return what was written since the last time."""
         written, self._written = "".join(self._written), []
         return written
 
     def says(self, text: str) -> bool:
-        """Whether a piece stands in a string and is written as it is: it need not be read."""
+        """Return whether a piece stands in a string and is written as it is: it need not be read."""
         return self._string is not None and self._string.says(text)
 
     def take_rest(self) -> tuple[str, str]:
-        """What has been read and not been written, as it was read: what goes on with the value's JSON if the text ends
-        here, and what does not."""
+        """Return what has been read and not been written, as it was read: what goes on with the value's JSON if the
+        text ends here, and what does not."""
         rest = self._held + self._scalar + (self._string.held if self._string else "")
         goes_on = not self.is_broken and (not self._scalar or _begins_scalar(self._scalar))
         self._held = self._scalar = ""
@@ -97,15 +99,15 @@ class JsonValue:
         return self.is_complete or is_scalar
 
     def end(self) -> None:
-        """The text ends: so does a number, or a word."""
+        """End the text, and so a number, or a word."""
         if self._scalar and not self.is_broken:
             self._end_scalar()
 
     def close(self) -> None:
-        """Close the brackets that are open, as what follows shows that they are missing. Behind a key, or in the middle
+        """Close the brackets that are open, as what follows shows that they are missing. After a key, or in the middle
         of a string, nothing is closed: something else is missing there."""
-        is_behind_value = self._next not in (_Next.VALUE, _Next.COLON)
-        if self._ends and is_behind_value and self._string is None and not self._scalar:
+        is_after_value = self._next not in (_Next.VALUE, _Next.COLON)
+        if self._ends and is_after_value and self._string is None and not self._scalar:
             self._held = ""
             self._written += reversed(self._ends)
             self.is_complete, self.is_broken = True, False
@@ -195,7 +197,7 @@ class JsonValue:
 
 
 def is_object(text: str) -> bool:
-    """Whether a text is the JSON of an object: what a `JsonValue` has written of one, if it is complete."""
+    """Return whether a text is the JSON of an object: what a `JsonValue` has written of one, if it is complete."""
     try:
         return isinstance(json.loads(text, parse_constant=_no_constant), dict)
     except (ValueError, RecursionError):
@@ -211,4 +213,7 @@ def _begins_scalar(text: str) -> bool:
 
 
 def _is_scalar(text: str) -> bool:
-    return text in WORDS or _SCALAR.fullmatch(text) is not None
+    if text in WORDS:
+        return True
+    match = _SCALAR.fullmatch(text)
+    return match is not None and (match[1] is None or math.isfinite(float(text)))

@@ -27,12 +27,13 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
             may begin with one ("may_open": the model writes that tag itself), or has none that is to be split off.
         calls: how the model writes calls of tools; "none" leaves them in the content.
         is_one_call: only the first call counts; later ones are left out.
-        text_parameters: of each tool, the parameters whose values may be texts by their schemas; formats that write
-            values without JSON need them, others leave this empty.
-        stop_in_thought: whether stop strings end the answer in its thought, too; since version 7 of the context, as
-            what follows.
+        text_parameters: of each tool, the parameters that are texts; since version 7 of the context, `parameters` says
+            more, and this is empty.
+        stop_in_thought: whether stop strings end the answer in its thought, too; since version 7, as what follows.
         calls_in_thought: whether calls that a thought without an end tag ends with are calls.
-        other_kinds: of each tool, what else some of these texts may be: JSON's types. Others of them are always texts.
+        parameters: of each tool, the parameters that its schema names. Each that may be a text has JSON's types that
+            it may have else; others have None. Formats that write values without JSON need them, others leave this
+            empty.
     """
 
     thought: ThoughtStart = "none"
@@ -41,11 +42,11 @@ class MessageRules(msgspec.Struct, frozen=True, array_like=True, kw_only=True, f
     text_parameters: dict[str, tuple[str, ...]] = {}
     stop_in_thought: bool = True
     calls_in_thought: bool = False
-    other_kinds: dict[str, dict[str, tuple[str, ...]]] = {}
+    parameters: dict[str, dict[str, tuple[str, ...] | None]] = {}
 
 
 class MessageParser:
-    """Takes one answer's text apart. How the text is cut into pieces changes nothing: the parts, joined, are the same.
+    """Take one answer's text apart. How the text is cut into pieces changes nothing: the parts, joined, are the same.
 
     Its time grows with the text, not with the text times the number of pieces. It keeps no more of the text than what
     it holds back: a tag, 64 characters of whitespace, a bounded number of characters of a call whose name has not come
@@ -100,7 +101,7 @@ class MessageParser:
         return self._output.has_left_out
 
     def feed(self, text: str, *, may_stop: bool = True) -> MessagePart:
-        """What this piece adds. Text that could be the beginning of a tag is held back until that is clear.
+        """Return what this piece adds. Text that could be the beginning of a tag is held back until that is clear.
 
         Args:
             may_stop: whether a stop string may be found in this piece.
@@ -109,7 +110,7 @@ class MessageParser:
         return self._rest(thought, self._searched(rest, may_stop=may_stop))
 
     def flush(self, *, may_stop: bool = True) -> MessagePart:
-        """The rest at the end of the text: what was held back."""
+        """Return the rest at the end of the text: what was held back."""
         thought, rest = self._thought.flush()
         rest = self._searched(rest, may_stop=may_stop)
         part = self._rest(thought, rest if self._search is None else rest + self._search.flush())
@@ -120,7 +121,7 @@ class MessageParser:
         return MessagePart(thought, part.content + last.content, part.calls + last.calls)
 
     def _searched(self, text: str, *, may_stop: bool) -> str:
-        """As much of the text as may be shown of it, where stop strings are searched."""
+        """Return as much of the text as may be shown, where stop strings are searched."""
         if self._search is None or not text:
             return text
         text, _ = self._search.feed(text, may_stop=may_stop)
@@ -146,7 +147,8 @@ def _call_parser(rules: MessageRules, output: Output) -> CallParser | None:
         case "hermes":
             return HermesParser(output)
         case "qwen3_coder":
-            return Qwen3CoderParser(output, rules.text_parameters, rules.other_kinds)
+            texts = {tool: dict.fromkeys(names, ()) for tool, names in rules.text_parameters.items()}
+            return Qwen3CoderParser(output, rules.parameters or texts)
         case "json":
             return JsonParser(output)
 

@@ -5,7 +5,7 @@ from scheduler_svc.frontend.parsing.parts import CallPart, MessagePart
 
 
 class Output:
-    """Collects content and calls.
+    """Collect content and calls.
 
     Whitespace between calls, and at the ends of content that stands beside calls, is layout and is left out; between
     pieces of content it stays.
@@ -37,15 +37,15 @@ class Output:
         return self._is_in_call or self._has_broken_call
 
     def add_content(self, text: str) -> None:
-        """The content goes on."""
+        """Go on with the content."""
         self._show(self._trailing.feed(text))
 
     def is_shown(self, text: str) -> bool:
-        """Whether a piece of content is shown as it is and changes nothing here: it need not be added."""
+        """Return whether a piece of content is shown as it is and changes nothing here: it need not be added."""
         return self._has_content and self._trailing.is_shown(text)
 
     def begin_call(self, name: str) -> None:
-        """Another call begins."""
+        """Begin another call."""
         self._end_part()
         self.has_left_out = self._is_one_call and self.num_calls == 1
         if not self.has_left_out:
@@ -54,12 +54,12 @@ class Output:
             self._name = name
 
     def add_arguments(self, text: str) -> None:
-        """The arguments of the last call go on."""
+        """Go on with the arguments of the last call."""
         if text and not self.has_left_out:
             self._arguments.append(text)
 
     def end_call(self, *, is_whole: bool = True) -> None:
-        """The last call ends.
+        """End the last call.
 
         Args:
             is_whole: whether its arguments are.
@@ -69,14 +69,14 @@ class Output:
             self._has_broken_call = self._has_broken_call or not is_whole
 
     def take(self) -> MessagePart:
-        """What came since the last time."""
+        """Return what came since the last time."""
         self._end_part()
         part = MessagePart("", "".join(self._content), tuple(self._calls))
         self._content, self._calls = [], []
         return part
 
     def flush(self) -> None:
-        """The text ends."""
+        """End the text."""
         if not self.num_calls:
             self._show(self._trailing.take())
 

@@ -11,7 +11,7 @@ _OPENING = ("{", "[", '"')
 
 
 class ParameterValue:
-    """Gives a text's JSON as it comes; other values at their end, because only then it is known whether they are JSON.
+    """Give a text's JSON as it comes; other values at their end, because only then it is known whether they are JSON.
 
     What is no JSON is a text after all. Where a text may stand, JSON of a kind that may not stand there is a text, too,
     and so are Python's words.
@@ -42,10 +42,10 @@ class ParameterValue:
     @property
     def is_whole_json(self) -> bool:
         """Whether the value so far is whole, and no text."""
-        return not self._is_text and self._json.is_whole
+        return not self._is_text and self._json.is_whole and self._is_allowed()
 
     def feed(self, text: str) -> str:
-        """JSON of the value, as much as this piece adds."""
+        """Return the value's JSON, as much as this piece adds."""
         self.has_begun = self.has_begun or bool(text)
         if not self._is_text:
             self._undecided.append(text)
@@ -58,17 +58,16 @@ class ParameterValue:
         return quote + json_text(text)[1:-1]
 
     def end(self) -> str:
-        """The rest of the JSON."""
+        """Return the rest of the JSON."""
         if not self._is_text:
             self._json.end()
-            value = self._json.take().strip(SPACES)
-            if self._json.is_complete and self._may_be(value):
-                return value
+            if self._json.is_complete and self._is_allowed():
+                return self._json.take().strip(SPACES)
             return json_text(self._decide_text())
         return '"' if self._is_quoted else '""'
 
     def cut(self) -> str:
-        """What has been read of a value that has no end, and was not given, as the beginning of its JSON."""
+        """Return what has been read of a value that has no end, and was not given, as the beginning of its JSON."""
         if self._is_text or self._json.is_blank:
             return ""
         written = self._json.take().lstrip(SPACES)
@@ -76,22 +75,24 @@ class ParameterValue:
         return json_text(self._decide_text())[:-1] if other else written + rest
 
     def _may_be_json(self, text: str) -> bool:
-        """Whether the value may be JSON with this piece."""
+        """Return whether the value may be JSON with this piece."""
         if self._json.is_blank and (first := text.lstrip(SPACES)[:1]) in _OPENING and not self._allows(_KINDS[first]):
             return False
         stop = self._json.read(text, 0)
         return not (self._json.is_broken or text[stop:].strip(SPACES))
 
-    def _may_be(self, value: str) -> bool:
-        """Whether the value may be this JSON."""
+    def _is_allowed(self) -> bool:
+        """Return whether the value, which is JSON, may be that and no text."""
+        value = "".join(self._undecided).strip(SPACES)
+        if self._other_kinds is None or value in WORDS:
+            return self._other_kinds is None
         kind = _KINDS.get(value[0], "number")
         if kind == "number" and not self._allows(kind) and float(value).is_integer():
             kind = "integer"
-        is_word = self._other_kinds is not None and "".join(self._undecided).strip(SPACES) in WORDS
-        return self._allows(kind) and not is_word
+        return self._allows(kind)
 
     def _allows(self, kind: str) -> bool:
-        """Whether JSON of a kind may stand here. A text in quotes may if there is JSON to tell it from."""
+        """Return whether JSON of a kind may stand here. A text in quotes may if there is JSON to tell it from."""
         kinds = self._other_kinds
         return kinds is None or kind in kinds or (kind == "string" and kinds != ("null",))
 

@@ -13,9 +13,11 @@ _NO_SEPARATOR = re.compile(r"[^ \t\r\n,;\]]")
 
 
 class JsonParser(CallParser):
-    """Reads them. An answer that begins with anything else is content, and so is an object without a name or without
-    arguments, with all that follows it. More calls follow in the list, or behind commas, semicolons and whitespace.
-    Where the arguments cannot be JSON any more the call ends, and is not whole; the rest of the answer is content.
+    """Read calls without tags.
+
+    An answer that begins with anything else is content, and so is an object without a name or without arguments, with
+    all that follows it. More calls follow in the list, or after commas, semicolons and whitespace. Where the arguments
+    cannot be JSON any more the call ends, and is not whole; the rest of the answer is content.
     """
 
     tag_begin: ClassVar[str] = ""
@@ -49,13 +51,13 @@ class JsonParser(CallParser):
         return end
 
     def _give_back(self, end: int) -> int:
-        """Too much whitespace for a list of calls."""
+        """Make it content: a list of calls has less whitespace."""
         opening, self._opening = self._opening, ""
         self.output.add_content(opening)
         self._state = self._content
         return end
 
-    def _behind_call(self, text: str, start: int) -> int:
+    def _after_call(self, text: str, start: int) -> int:
         match = _NO_SEPARATOR.search(text, start)
         if match is None:
             return len(text)
@@ -78,7 +80,7 @@ class JsonParser(CallParser):
         if call.is_over:
             call.end()
             self._call = None
-            self._state = self._behind_call if call.is_whole else self._content
+            self._state = self._after_call if call.is_whole else self._content
         return end
 
     def _content(self, text: str, start: int) -> int:
@@ -86,7 +88,7 @@ class JsonParser(CallParser):
         return len(text)
 
     def _end(self, held: str) -> None:
-        """An object that is no call yet is content."""
+        """Make an object content that is no call yet."""
         self.output.add_content(self._opening)
         if self._call is not None:
             self._call.end(held)

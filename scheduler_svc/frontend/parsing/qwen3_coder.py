@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from scheduler_svc.frontend.parsing.call_object import MAX_NAME_CHARS
 from scheduler_svc.frontend.parsing.call_parser import CallParser
-from scheduler_svc.frontend.parsing.held_back import MAX_HELD_SPACES, SPACES, Found, Tags
+from scheduler_svc.frontend.parsing.held_back import Found, Tags
 from scheduler_svc.frontend.parsing.json_string import json_text
 from scheduler_svc.frontend.parsing.output import Output
 from scheduler_svc.frontend.parsing.parameter_value import ParameterValue
@@ -17,25 +17,30 @@ PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 _IN_CONTENT = Tags(BEGIN, END, FUNCTION, END_FUNCTION)
 _IN_FUNCTION = Tags(PARAMETER, END_PARAMETER, END_FUNCTION, END, BEGIN, FUNCTION)
 _BEGIN_FUNCTION = Tags(FUNCTION)
-_BEHIND_VALUE = Tags(*(begin + tag for tag in (END_PARAMETER, PARAMETER, END_FUNCTION, END) for begin in ("\n", "")))
+_AFTER_NAME = Tags(PARAMETER, END_FUNCTION, END)
+_AFTER_VALUE = Tags(*(begin + tag for tag in (END_PARAMETER, PARAMETER, END_FUNCTION, END) for begin in ("\n", "")))
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _END_OF_NAME = re.compile(r"[>\n<]")
 
 
 class Qwen3CoderParser(CallParser):
-    """Reads them, with content before, between and behind.
+    """Read calls as this model writes them, with content before, between and after.
 
-    A value ends at `</parameter>`; in a value that is JSON, not inside a string. A newline at each of its ends is left
-    out. Where that tag is missing, a value also ends before `<parameter=KEY>` at the beginning of a line, and before
-    `</function>` or `</tool_call>` if the value is JSON up to there, or if after the tag, and whitespace, another
-    tag of a call or the end of the text comes. So a text may speak of these tags.
+    A call begins with `<function=NAME>` and a parameter or an end tag after it. A value ends at `</parameter>`; in a
+    value that is JSON, not inside a string. A newline at each of its ends is left out. Where that tag is missing, a
+    value also ends before `<parameter=KEY>` at the beginning of a line, if KEY is a parameter that the tool has and the
+    call does not yet, and before `</function>` or `</tool_call>` if the value is JSON up to there, or if after the tag,
+    and whitespace, another tag of a call or the end of the text comes. So a text may speak of these tags.
 
-    What stands in a function and is no parameter ends the call, and is content. `<tool_call>` and `<function=` without
-    a call are content, and so is an end tag that no call is before. A call that the text ends in has the arguments up
-    to there, and is not whole.
+    An end that was found so is a guess. A call with a guess is whole as soon as another call, or the end of the text,
+    follows its end tags. Anything else shows that the value went on: the call is not whole.
+
+    What stands in a function and is no parameter ends the call, which is not whole, and is content. `<tool_call>` and
+    `<function=` without a call are content, and so is an end tag that no call is before. A call that the text ends in
+    has the arguments up to there, and is not whole.
 
     Args:
-        text_parameters, other_kinds: as in `MessageRules`.
+        parameters: as in `MessageRules`.
     """
 
     begin_tags: ClassVar[tuple[str, ...]] = (BEGIN, FUNCTION)
@@ -43,16 +48,15 @@ class Qwen3CoderParser(CallParser):
     def __init__(
         self,
         output: Output,
-        text_parameters: Mapping[str, tuple[str, ...]],
-        other_kinds: Mapping[str, Mapping[str, tuple[str, ...]]],
+        parameters: Mapping[str, Mapping[str, tuple[str, ...] | None]],
     ) -> None:
         super().__init__(output)
-        self._text_parameters = text_parameters
-        self._other_kinds = other_kinds
+        self._parameters = parameters
         self._tool = ""
-        self._num_parameters = 0
+        self._keys: set[str] = set()  # of the parameters that the call has
+        self._has_guess = False  # a value of the call that is open ends where its own tag is missing
         self._value = ParameterValue(None)
-        self._opening = ""  # tags before the function's name
+        self._opening = ""  # text that is content if it begins no call, or no parameter
 
     def _content(self, text: str, start: int) -> int:
         begin, tag = found = _IN_CONTENT.find(text, start)
@@ -65,29 +69,43 @@ class Qwen3CoderParser(CallParser):
         return found.end
 
     def _opened(self, text: str, start: int) -> int:
-        """Behind `<tool_call>`."""
-        rest = text[start : start + MAX_HELD_SPACES].lstrip(SPACES)
-        end = min(len(text), start + MAX_HELD_SPACES) - len(rest)
-        if tag := _BEGIN_FUNCTION.at(text, end):
-            self._opening += text[start:end] + tag
-            self._state = self._name
-            return end + len(tag)
-        may_begin = end - start < MAX_HELD_SPACES and _BEGIN_FUNCTION.may_begin(text, end)
-        return start if may_begin else self._give_back(start)
+        """Read what comes after `<tool_call>`."""
+        found = _BEGIN_FUNCTION.after_spaces(text, start)
+        if found is None:
+            return start
+        if not found.tag:
+            return self._give_back(start)
+        self._opening += text[start : found.end]
+        self._state = self._name
+        return found.end
 
     def _name(self, text: str, start: int) -> int:
-        """Behind `<function=`."""
+        """Read what comes after `<function=`."""
         name, end = _name_at(text, start)
         if name:
-            self.output.begin_call(name)
-            self.output.add_arguments("{")
-            self._open()
-            self._tool, self._num_parameters = name, 0
-            self._state = self._function
+            self._opening += text[start:end]
+            self._tool = name
+            self._state = self._named
         return self._give_back(start) if end < 0 else end
 
+    def _named(self, text: str, start: int) -> int:
+        """Read what comes after `<function=NAME>`."""
+        found = _AFTER_NAME.after_spaces(text, start)
+        if found is None:
+            return start
+        if not found.tag:
+            return self._give_back(start)
+        if self._has_guess:
+            self._end_call(is_whole=True)
+        self.output.begin_call(self._tool)
+        self.output.add_arguments("{")
+        self._open()
+        self._keys = set()
+        self._state = self._function
+        return found.begin
+
     def _function(self, text: str, start: int) -> int:
-        """Between parameters."""
+        """Read what stands between parameters."""
         match = _NO_SPACE.search(text, start)
         if match is None:
             return len(text)
@@ -98,23 +116,42 @@ class Qwen3CoderParser(CallParser):
         if tag == PARAMETER:
             self._opening = tag
             self._state = self._key
-        if tag in (PARAMETER, END_PARAMETER):  # an end tag too many is left out
             return start + len(tag)
-        self._end_call()
-        self._state = self._content
+        if tag == END_PARAMETER and not self._has_guess:  # one too many is left out
+            return start + len(tag)
+        if tag in (END_PARAMETER, ""):
+            self._end_call(is_whole=False)
+        elif self._has_guess:
+            self._state = self._guessed
+        else:
+            self._end_call(is_whole=True)
         return start
 
+    def _guessed(self, text: str, start: int) -> int:
+        """Read what comes after a call with a guess."""
+        found = _IN_CONTENT.after_spaces(text, start)
+        if found is None:
+            return start
+        if found.tag in (END, END_FUNCTION):
+            self._add_end_tag(found.tag, is_last=found.tag == END)
+            return found.end
+        if not found.tag:
+            self._end_call(is_whole=False)
+            return start
+        self._state = self._content  # where a call begins, or else this one is not whole
+        return found.begin
+
     def _key(self, text: str, start: int) -> int:
-        """Behind `<parameter=`."""
+        """Read what comes after `<parameter=`."""
         key, end = _name_at(text, start)
-        if key:
-            self.output.add_arguments((", " if self._num_parameters else "") + json_text(key) + ": ")
-            self._num_parameters += 1
-            self._value = ParameterValue(self._kinds(key))
-            self._state = self._before_value
-        elif end < 0:
-            self._end_call()
+        if end < 0 or (self._has_guess and key in self._keys):
+            self._end_call(is_whole=False)
             return self._give_back(start)
+        if key:
+            self.output.add_arguments((", " if self._keys else "") + json_text(key) + ": ")
+            self._keys.add(key)
+            self._value = ParameterValue(self._parameters.get(self._tool, {}).get(key))
+            self._state = self._before_value
         return end
 
     def _before_value(self, text: str, start: int) -> int:
@@ -122,7 +159,7 @@ class Qwen3CoderParser(CallParser):
         return start + (text[start] == "\n")
 
     def _in_value(self, text: str, start: int) -> int:
-        begin, tag = found = _BEHIND_VALUE.find(text, start)
+        begin, tag = found = _AFTER_VALUE.find(text, start)
         self.output.add_arguments(self._value.feed(text[start:begin]))
         is_end = self._is_end(text, found)
         if is_end is None:
@@ -130,58 +167,64 @@ class Qwen3CoderParser(CallParser):
         if not is_end:
             self.output.add_arguments(self._value.feed(tag))
             return found.end
+        has_own_end = tag.endswith(END_PARAMETER)
+        self._has_guess = self._has_guess or not has_own_end
         self.output.add_arguments(self._value.end())
         self._state = self._function
-        return found.end if tag.endswith(END_PARAMETER) else found.end - len(tag.lstrip("\n"))
+        return found.end if has_own_end else found.end - len(tag.lstrip("\n"))
 
     def _is_end(self, text: str, found: Found) -> bool | None:
-        """Whether a tag ends the value; None while that is not clear."""
+        """Return whether a tag ends the value; None while that is not clear."""
         tag = found.tag.lstrip("\n")
         begins_line = tag != found.tag or not self._value.has_begun
         if not tag:
             return None
         if tag == found.tag and self._value.is_in_string:
             return False
-        if tag == END_PARAMETER:
-            return True
         if tag == PARAMETER:
-            name, end = _name_at(text, found.end)
-            is_waiting = not name and end >= 0 and not self._is_last
-            return None if begins_line and is_waiting else begins_line and bool(name)
-        return self._value.is_whole_json or self._ends_call(text, found.end)
-
-    def _ends_call(self, text: str, start: int) -> bool | None:
-        """Whether only a tag of a call or the end of the text comes after a tag; None while that is not clear."""
-        behind = text[start : start + MAX_HELD_SPACES]
-        end = start + len(behind) - len(behind.lstrip(SPACES))
-        if _IN_CONTENT.at(text, end):
+            return begins_line and self._begins_parameter(text, found.end)
+        if tag == END_PARAMETER or self._value.is_whole_json:
             return True
-        if end - start < MAX_HELD_SPACES and _IN_CONTENT.may_begin(text, end):
-            return True if self._is_last else None
-        return False
+        following = _IN_CONTENT.after_spaces(text, found.end)
+        if following is None:
+            return self._is_last or None
+        return bool(following.tag)
 
-    def _end_call(self) -> None:
-        self.output.add_arguments("}")
-        self.output.end_call()
+    def _begins_parameter(self, text: str, start: int) -> bool | None:
+        """Return whether the name of another parameter comes, as far as the tool's schema says; None while that is not
+        clear."""
+        key, end = _name_at(text, start)
+        if not key and end >= 0 and not self._is_last:
+            return None
+        names = self._parameters.get(self._tool)
+        return bool(key) and key not in self._keys and (not names or key in names)
 
-    def _kinds(self, key: str) -> tuple[str, ...] | None:
-        """As `ParameterValue` needs them."""
-        is_text = key in self._text_parameters.get(self._tool, ())
-        return self._other_kinds.get(self._tool, {}).get(key, ()) if is_text else None
+    def _end_call(self, *, is_whole: bool) -> None:
+        """End the call. What follows is content."""
+        if is_whole:
+            self.output.add_arguments("}")
+        self.output.end_call(is_whole=is_whole)
+        self._has_guess = False
+        self._state = self._content
 
     def _give_back(self, start: int) -> int:
-        """No call, and no parameter: the tags are content, and so is what follows."""
+        """Make the tags content, and what follows: they begin no call, and no parameter."""
+        if self._has_guess:
+            self._end_call(is_whole=False)
         opening, self._opening = self._opening, ""
         self._add_content(opening)
         self._state = self._content
         return start
 
     def _end(self, held: str) -> None:
-        """Half a tag is content, but in a value that is cut; a call without a whole name is content, too."""
+        """Make half a tag content, but in a value that is cut; a call without a whole name is content, too."""
         if self._state == self._content:
             self._add_content(held)
-        elif self._state in (self._opened, self._name):
+        elif self._state in (self._opened, self._name, self._named):
             self._give_back(0)
+            self._add_content(held)
+        elif self._state == self._guessed:
+            self._end_call(is_whole=True)
             self._add_content(held)
         elif self._state == self._in_value:
             self.output.add_arguments(self._value.feed(held) + self._value.cut())
@@ -190,8 +233,8 @@ class Qwen3CoderParser(CallParser):
 
 
 def _name_at(text: str, start: int) -> tuple[str, int]:
-    """The name that stands before the next `>`, and the position behind that. An empty name and `start` if more text
-    has to come, an empty name and -1 if it is no name."""
+    """Return the name that stands before the next `>`, and the position after that. An empty name and `start` if more
+    text has to come, an empty name and -1 if it is no name."""
     match = _END_OF_NAME.search(text, start, start + MAX_NAME_CHARS + 1)
     if match is None:
         return "", start if len(text) - start <= MAX_NAME_CHARS else -1

@@ -1,4 +1,4 @@
-"""Which parameters of a tool may be texts: Qwen3-Coder writes texts without JSON."""
+"""The parameters that a tool's schema names, and which may be texts: Qwen3-Coder writes texts without JSON."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,19 +10,20 @@ MAX_DEPTH = 100  # of schemas in schemas, where references lead on
 Kinds = frozenset[str]
 
 
-def text_parameters(parameters: dict[str, Any] | None) -> dict[str, tuple[str, ...]]:
-    """The names of a tool's parameters that may be texts by their schemas, each with what else it may be.
+def named_parameters(parameters: dict[str, Any] | None) -> dict[str, tuple[str, ...] | None]:
+    """Return the parameters that a tool's schema names, each with what it may be beside a text.
 
     Args:
         parameters: JSON schema of the tool's arguments.
 
     Returns:
-        Types of JSON by names, sorted: `("null",)` for a text that may be missing, nothing for what is always a text.
-        Parameters of which nothing is said are left out.
+        Types of JSON by names, sorted: `("null",)` for a text that may be missing, `()` for what is always a text. None
+        stands for what is no text, and for what nothing is said of.
     """
     found = Schemas(parameters or {}).properties()
     return {
-        name: tuple(sorted(kinds - {"string"})) for name, kinds in found.items() if "string" in kinds and kinds != KINDS
+        name: tuple(sorted(kinds - {"string"})) if "string" in kinds and kinds != KINDS else None
+        for name, kinds in found.items()
     }
 
 
@@ -35,7 +36,7 @@ class Schemas:
         self._visited: set[int] = set()
 
     def kinds(self, schema: Any, depth: int = 0) -> Kinds:
-        """JSON's types that a value may have."""
+        """Return JSON's types that a value may have."""
         if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return KINDS
         if id(schema) not in self._kinds:
@@ -49,17 +50,17 @@ class Schemas:
         return self._kinds[id(schema)]
 
     def properties(self) -> dict[str, Kinds]:
-        """The types of each property that the schema names, itself or in a part."""
+        """Return the types of each property that the schema names, itself or in a part."""
         return self._properties(self._root, 0)
 
     def all_of(self, schema: dict[str, Any]) -> list[Any]:
-        """Schemas that hold beside one, as it says."""
+        """Return schemas that hold beside one, as it says."""
         parts = schema.get("allOf")
         referred = self._referred(schema)
         return [*(parts if isinstance(parts, list) else ()), *([] if referred is None else [referred])]
 
     def _referred(self, schema: dict[str, Any]) -> Any:
-        """What `$ref` points to, in the same document; None if there is none, or it points elsewhere."""
+        """Return what `$ref` points to, in the same document; None if there is none, or it points elsewhere."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
@@ -75,7 +76,7 @@ class Schemas:
         return place
 
     def _properties(self, schema: Any, depth: int) -> dict[str, Kinds]:
-        """Each schema is looked at once: more would cost the square of what clients send."""
+        """Look at each schema once: more would cost the square of what clients send."""
         if not isinstance(schema, dict) or depth > MAX_DEPTH or id(schema) in self._visited:
             return {}
         self._visited.add(id(schema))
@@ -93,7 +94,7 @@ class Schemas:
 
 
 def any_of(schema: dict[str, Any]) -> Iterable[list[Any]]:
-    """Lists of schemas of which one has to hold beside a schema, as it says."""
+    """Return lists of schemas of which one has to hold beside a schema, as it says."""
     return (parts for key in ("anyOf", "oneOf") if isinstance(parts := schema.get(key), list) and parts)
 
 
@@ -103,7 +104,7 @@ def _intersect(found: dict[str, Kinds], others: Mapping[str, Kinds]) -> None:
 
 
 def _own_kinds(schema: dict[str, Any]) -> Kinds:
-    """What `type`, `enum` and `const` of a schema allow."""
+    """Return what `type`, `enum` and `const` of a schema allow."""
     kinds, said = KINDS, schema.get("type")
     types = [said] if isinstance(said, str) else said if isinstance(said, list) else []
     if known := {kind for kind in types if isinstance(kind, str)} & KINDS:

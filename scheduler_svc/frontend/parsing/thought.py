@@ -19,15 +19,15 @@ class _State(Enum):
     BEFORE = auto()  # the begin tag may come
     INSIDE = auto()
     CALLS = auto()  # inside, in text that is calls if the thought does not go on after it
-    BEHIND = auto()  # newlines between the end tag and the answer
+    AFTER = auto()  # newlines between the end tag and the answer
     ANSWER = auto()
 
 
 class ThoughtSplitter:
-    """Splits an answer's text into its thought and the rest, while it arrives.
+    """Split an answer's text into its thought and the rest, while it arrives.
 
     A thought is given without whitespace at its ends, and the rest without the newlines before it, much as Qwen3's chat
-    template cuts both when it writes them into a prompt again; an empty thought is none. Behind the answer's first
+    template cuts both when it writes them into a prompt again; an empty thought is none. After the answer's first
     thought, and where it has none, tags are text like any other: also an end tag without a beginning, since what stands
     before it has been shown as the answer.
 
@@ -42,7 +42,7 @@ class ThoughtSplitter:
         new_parser: makes a parser of calls, which says whether text is calls.
 
     Attributes:
-        is_thinking: whether the text so far ends inside a thought: behind a begin tag that is whole, and before an end
+        is_thinking: whether the text so far ends inside a thought: after a begin tag that is whole, and before an end
             tag that is whole.
     """
 
@@ -67,7 +67,7 @@ class ThoughtSplitter:
         return self._state is _State.CALLS
 
     def feed(self, text: str) -> tuple[str, str]:
-        """The thought and the rest that this piece adds."""
+        """Return the thought and the rest that this piece adds."""
         if self._state is _State.ANSWER:
             return "", text
         if self._is_thought(text):
@@ -80,14 +80,14 @@ class ThoughtSplitter:
             read = self._inside if self._state is _State.INSIDE else self._in_calls
             more, text = read(text)
             thought += more
-        if self._state is _State.BEHIND:
+        if self._state is _State.AFTER:
             text = text.lstrip("\n")
             if text:
                 self._state = _State.ANSWER
         return thought, text
 
     def flush(self) -> tuple[str, str]:
-        """What was held back, at the end of the text: it is no tag, and maybe calls."""
+        """Return what was held back, at the end of the text: it is no tag, and maybe calls."""
         held, self._held = self._held, ""
         if self._trial is not None:
             trial, self._trial = self._trial, None
@@ -96,7 +96,7 @@ class ThoughtSplitter:
         return (self._trimmed(held), "") if self.is_thinking else ("", held)
 
     def _is_thought(self, text: str) -> bool:
-        """Whether a piece is thought, is shown as it is and changes nothing here. Most are."""
+        """Return whether a piece is thought, is shown as it is and changes nothing here. Most are."""
         return (
             self._state is _State.INSIDE
             and self._has_begun
@@ -106,20 +106,20 @@ class ThoughtSplitter:
         )
 
     def _before(self, text: str) -> str:
-        """The text behind the begin tag; empty while it is not clear whether that comes."""
-        behind = text.lstrip(SPACES)
-        if len(text) - len(behind) <= MAX_HELD_SPACES:
-            if len(behind) < len(BEGIN) and BEGIN.startswith(behind):
+        """Return the text after the begin tag; empty while it is not clear whether that comes."""
+        after = text.lstrip(SPACES)
+        if len(text) - len(after) <= MAX_HELD_SPACES:
+            if len(after) < len(BEGIN) and BEGIN.startswith(after):
                 self._held = text
                 return ""
-            if behind.startswith(BEGIN):
+            if after.startswith(BEGIN):
                 self.is_thinking = True
-                text = behind.removeprefix(BEGIN)
+                text = after.removeprefix(BEGIN)
         self._state = _State.INSIDE if self.is_thinking else _State.ANSWER
         return text
 
     def _inside(self, text: str) -> tuple[str, str]:
-        """The thought, and the text that is left to read."""
+        """Return the thought, and the text that is left to read."""
         begin, tag = found = self._tags.find(text, 0)
         if tag == END:
             return self._end(text[:begin]), text[found.end :]
@@ -133,7 +133,7 @@ class ThoughtSplitter:
         return thought, text[found.end :]
 
     def _in_calls(self, text: str) -> tuple[str, str]:
-        """The same in what may be calls."""
+        """Return the same in what may be calls."""
         assert self._trial is not None
         begin, tag = found = _END_TAGS.find(text, 0)
         if tag:
@@ -147,8 +147,8 @@ class ThoughtSplitter:
         return self._trimmed(thought), rest + text[begin:]
 
     def _end(self, thought: str) -> str:
-        """The last of the thought."""
-        self._trial, self._state, self.is_thinking = None, _State.BEHIND, False
+        """Return the last of the thought."""
+        self._trial, self._state, self.is_thinking = None, _State.AFTER, False
         return self._trimmed(thought)
 
     def _trimmed(self, text: str) -> str:
@@ -159,7 +159,7 @@ class ThoughtSplitter:
 
 
 class _Trial:
-    """Reads text of a thought as calls, to see whether it is. Each `<` begins a segment.
+    """Read text of a thought as calls, to see whether it is. Each `<` begins a segment.
 
     Args:
         tag: a call's begin tag, which the text begins with.
@@ -194,7 +194,7 @@ class _Trial:
         return None
 
     def is_calls(self) -> bool:
-        """Whether the text is calls, the last one whole, if it ends here."""
+        """Return whether the text is calls, the last one whole, if it ends here."""
         self._parser.flush()
         output = self._parser.output
         return not output.take().content and output.num_calls > 0 and not output.has_cut_call

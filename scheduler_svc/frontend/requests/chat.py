@@ -61,10 +61,9 @@ def tokenize_chat(
         thought=thought,
         calls=use.calls,
         is_one_call=use.is_one_call,
-        text_parameters=use.text_parameters,
         stop_in_thought=thought == "none" or style.stop_in_thoughts,
         calls_in_thought=thought != "none" and use.calls != "none",
-        other_kinds=use.other_kinds,
+        parameters=use.parameters,
     )
     request = complete("chatcmpl-", body, [prompt], asked, tokenizer, tokenizer.chat_eos_token_ids, grammar)
     return replace(request, may_shorten=_max_tokens(body) is None, message=message)

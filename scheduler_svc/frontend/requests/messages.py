@@ -120,7 +120,7 @@ def _object(arguments: str | dict[str, Any]) -> dict[str, Any]:
     value: Any = arguments
     try:
         count_values(arguments.encode())  # in the body they were one string
-        value = loads(arguments, strict=False) if arguments else None
+        value = loads(arguments, strict=False) if arguments.strip() else None
     except json.JSONDecodeError:
         with contextlib.suppress(ValueError):
             cut = from_json(arguments, allow_partial="trailing-strings")

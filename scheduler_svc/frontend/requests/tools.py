@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.spec import ToolGrammar, ToolSchema
 from scheduler_svc.frontend.parsing.message import CallFormat
-from scheduler_svc.frontend.parsing.text_parameters import text_parameters
+from scheduler_svc.frontend.parsing.text_parameters import named_parameters
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
 from scheduler_svc.frontend.requests.fields import FirstError
 from scheduler_svc.frontend.requests.ignored import IgnoredNames
@@ -125,7 +125,7 @@ class ToolUse:
         shown: tools that the model is told about; None for none.
         calls: how calls are read in the answer.
         is_one_call: only the first call counts.
-        text_parameters, other_kinds: as in `MessageRules`.
+        parameters: as in `MessageRules`.
         grammar: which calls the answer may have; None without tools.
         is_strict: whether its calls have to be as the grammar says.
     """
@@ -133,8 +133,7 @@ class ToolUse:
     shown: list[dict[str, Any]] | None = None
     calls: CallFormat = "none"
     is_one_call: bool = False
-    text_parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    other_kinds: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    parameters: dict[str, dict[str, tuple[str, ...] | None]] = field(default_factory=dict)
     grammar: ToolGrammar | None = None
     is_strict: bool = False
 
@@ -177,15 +176,11 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
     is_one_call, is_required = choice.is_one or not parallel, choice.mode == "required"
     shown = tools if is_required else allowed  # where nothing is forced, the model calls what it is told about
     schemas = [ToolSchema(tool.function.name, _parameters(tool.function, is_required=is_required)) for tool in allowed]
-    texts = _text_parameters(shown) if style.calls == "qwen3_coder" else {}
     return ToolUse(
         shown=[tool.plain() for tool in shown],
         calls=style.calls,
         is_one_call=is_one_call,
-        text_parameters={tool: tuple(kinds) for tool, kinds in texts.items()},
-        other_kinds={
-            tool: others for tool, kinds in texts.items() if (others := {n: k for n, k in kinds.items() if k})
-        },
+        parameters=_named_parameters(shown) if style.calls == "qwen3_coder" else {},
         grammar=ToolGrammar(style.calls, schemas, is_required=is_required, is_one_call=is_one_call),
         is_strict=is_required or any(tool.function.strict for tool in allowed),
     )
@@ -207,10 +202,9 @@ def _parameters(function: Function, *, is_required: bool) -> dict[str, Any] | No
     return {**function.parameters, "x-guidance": {"lenient": True, **(options if isinstance(options, dict) else {})}}
 
 
-def _text_parameters(tools: Sequence[Tool]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Of each tool, the parameters that may be texts, with what else they may be."""
-    found = {tool.function.name: text_parameters(tool.function.parameters) for tool in tools}
-    size = sum(len(name) + len("".join(kinds)) for names in found.values() for name, kinds in names.items())
+def _named_parameters(tools: Sequence[Tool]) -> dict[str, dict[str, tuple[str, ...] | None]]:
+    found = {tool.function.name: named_parameters(tool.function.parameters) for tool in tools}
+    size = sum(len(name) + len("".join(kinds or ())) for names in found.values() for name, kinds in names.items())
     if size > MAX_PARAMETER_CHARACTERS:
         limit = f"the limit is {MAX_PARAMETER_CHARACTERS}"
         _refuse(f"Invalid value for 'tools': names and types of parameters have {size} characters, {limit}.", "tools")
