@@ -283,7 +283,9 @@ ODD = 2**53 + 1  # the first integer that is no double
         ({"enum": ["a", 5, -ODD]}, "#/enum"),
         ({"const": 2**64}, "#/const"),
         ({"const": -(2**63)}, "#/const"),
-        ({"const": 10**200 + 1}, "#/const"),
+        ({"const": 10**200}, "#/const"),
+        ({"const": 1e19, "type": "integer"}, "#/const"),
+        ({"enum": [-1e19], "type": "integer"}, "#/enum"),
         ({"const": {"ids": [1, ODD]}}, "#/const"),
         ({"properties": {"a": {"anyOf": [{"type": "null"}, {"const": ODD}]}}}, "#/properties/a/anyOf/1/const"),
         ({"items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"enum": [ODD]}}}, "#/$defs/n/enum"),
@@ -308,7 +310,7 @@ def test_a_number_that_no_grammar_holds_is_refused_by_its_place(schema: dict[str
 def test_names_and_values_that_look_like_such_a_number_are_served():
     assert accepts(grammar("json", {"properties": {"const": {"type": "integer"}}, "default": ODD}), "{}")
     assert accepts(grammar("json", {"const": {"minimum": "2"}, "examples": [ODD]}), '{"minimum":"2"}')
-    for value in (2**53, 2**53 + 2, 10**30, -(10**200), True, 0.1, 1e-7):
+    for value in (2**53, 2**53 + 2, 10**18, -(10**18), True, 0.1, 1e-7):
         written = f"{value:.7f}" if value == 1e-7 else json.dumps(value)
         assert accepts(grammar("json", {"const": value}), written)
 

@@ -60,16 +60,19 @@ def _moved(value: float, inward: float, *, is_exclusive: bool) -> int | None:
 def _integers(value: Any) -> Iterator[int]:
     if isinstance(value, int) and not isinstance(value, bool):
         yield value
+    elif isinstance(value, float) and abs(value) > MAX_BOUND:
+        yield int(value)
     elif isinstance(value, (list, dict)):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _integers(part)
 
 
-def _as_written(value: int) -> int | float:
-    """What the library writes for an integer: the shortest digits of the same double, and zeros."""
-    if value == -(2**63):
-        return -MAX_BOUND  # it overflows
-    return int(Decimal(repr(float(value)))) if abs(value) < 2**1000 else math.inf
+def _as_written(value: int) -> int:
+    """What the library writes for an integer: the shortest digits of the same double, and zeros. Beyond `MAX_BOUND` it
+    writes another where the type is an integer, or ends the process."""
+    if abs(value) > MAX_BOUND:
+        return MAX_BOUND if value > 0 else -MAX_BOUND
+    return int(Decimal(repr(float(value))))
 
 
 def is_number(value: Any) -> TypeGuard[float]:
