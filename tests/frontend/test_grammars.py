@@ -1,6 +1,7 @@
 """What each kind of grammar allows, token by token."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -214,11 +215,13 @@ def test_what_is_too_much_for_a_lexer():
 
 def test_a_key_that_is_written_with_escapes_evades_no_schema():
     """Unless the schema has a control character, which llguidance cannot write without them."""
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
     compiled = grammar("json", schema)
     assert accepts(compiled, '{"a": 1}')
     assert accepts(compiled, r'{"b": "line\nnext \"quoted\" \\"}')
     assert not accepts(compiled, r'{"\u0061": "x"}')
+    with_a_pattern = grammar("json", schema | {"properties": {**schema["properties"], "b": {"pattern": "^\\u00e9$"}}})
+    assert not accepts(with_a_pattern, r'{"\u0061": "x"}')
     assert accepts(grammar("json", {"type": "object"}), r'{"a": "\u0007"}')
     assert accepts(grammar("json", {"const": "a\x07b"}), r'"a\u0007b"')
 
@@ -280,13 +283,21 @@ ODD = 2**53 + 1  # the first integer that is no double
         ({"enum": ["a", 5, -ODD]}, "#/enum"),
         ({"const": 2**64}, "#/const"),
         ({"const": -(2**63)}, "#/const"),
-        ({"const": 10**200 + 1}, "#/const"),
+        ({"const": 10**200}, "#/const"),
+        ({"const": 1e19, "type": "integer"}, "#/const"),
+        ({"enum": [-1e19], "type": "integer"}, "#/enum"),
         ({"const": {"ids": [1, ODD]}}, "#/const"),
         ({"properties": {"a": {"anyOf": [{"type": "null"}, {"const": ODD}]}}}, "#/properties/a/anyOf/1/const"),
         ({"items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"enum": [ODD]}}}, "#/$defs/n/enum"),
         ({"prefixItems": [{"additionalProperties": {"const": ODD}}]}, "#/prefixItems/0/additionalProperties/const"),
         ({"type": "integer", "minimum": 2**63}, "#/minimum"),
         ({"type": "integer", "exclusiveMaximum": -(10**30)}, "#/exclusiveMaximum"),
+        ({"type": "integer", "minimum": 10**18}, "#/minimum"),
+        ({"items": {"type": "number", "maximum": -(2**60)}}, "#/items/maximum"),
+        (
+            {"$ref": "#/components/schemas/N", "components": {"schemas": {"N": {"const": ODD}}}},
+            "#/components/schemas/N/const",
+        ),
     ],
 )
 def test_a_number_that_no_grammar_holds_is_refused_by_its_place(schema: dict[str, object], place: str):
@@ -299,7 +310,7 @@ def test_a_number_that_no_grammar_holds_is_refused_by_its_place(schema: dict[str
 def test_names_and_values_that_look_like_such_a_number_are_served():
     assert accepts(grammar("json", {"properties": {"const": {"type": "integer"}}, "default": ODD}), "{}")
     assert accepts(grammar("json", {"const": {"minimum": "2"}, "examples": [ODD]}), '{"minimum":"2"}')
-    for value in (2**53, 2**53 + 2, 10**30, -(10**200), True, 0.1, 1e-7):
+    for value in (2**53, 2**53 + 2, 10**18, -(10**18), True, 0.1, 1e-7):
         written = f"{value:.7f}" if value == 1e-7 else json.dumps(value)
         assert accepts(grammar("json", {"const": value}), written)
 
@@ -319,6 +330,19 @@ def test_bounds_of_large_integers_let_nothing_through_that_they_exclude(sign: in
         assert not accepts(compiled, str(sign * (value + above)))
 
 
+@pytest.mark.parametrize("bound", [2**60, -(2**60), 2**62 + 2**11, 10**18 + 128])
+def test_bounds_of_large_numbers_are_read_as_the_library_writes_them(bound: int):
+    """It knows them by their shortest digits, which may be greater."""
+    name, sign = ("maximum", 1) if bound > 0 else ("minimum", -1)
+    compiled = grammar("json", {"type": "number", name: bound})
+    assert accepts(compiled, "5")
+    for above in (1, 24, 100, 1000):
+        assert not accepts(compiled, str(bound + sign * above))
+    both = grammar("json", {"type": "number", "minimum": 10**18 + 128, "maximum": 2**62})
+    assert not accepts(both, str(10**18 + 127))
+    assert accepts(both, str(10**18 + 1000))
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -327,12 +351,46 @@ def test_bounds_of_large_integers_let_nothing_through_that_they_exclude(sign: in
         {"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 2},
         {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
         {"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["x"]},
-        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "array", "items": {"$ref": "#/$defs/y"},
-         "minItems": 1}, "y": {"allOf": [{"$ref": "#/$defs/x"}]}}},
+        {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#"}},
+        {"type": "object", "allOf": [{"properties": {"a": {"$ref": "#"}}, "required": ["a"]}]},
+    ],
+)
+def test_a_schema_whose_texts_never_end_is_refused(schema: dict[str, object]):
+    assert "a text of # never ends" in refusal("json", schema)
+
+
+ENDLESS = {
+    "x": {"type": "array", "items": {"$ref": "#/$defs/y"}, "minItems": 1},
+    "y": {"allOf": [{"$ref": "#/$defs/x"}]},
+    "n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/x"}, "b": {}}}, ['{"b":1}', "{}"], ['{"a":1}', '{"a":[[']),
+        ({"properties": {"a": {"properties": {"b": {"$ref": "#/$defs/n"}}, "required": ["b"], "type": "object"}}},
+         ["{}"], ['{"a":{']),
+        ({"type": "array", "items": {"$ref": "#/$defs/n"}}, ["[]"], ["[{"]),
+        ({"anyOf": [{"$ref": "#/$defs/y"}, {"type": "null"}]}, ["null"], ["[["]),
+        ({"type": "object", "additionalProperties": {"$ref": "#/$defs/x"}}, ["{}"], ['{"a":[']),
     ],
 )  # fmt: skip
-def test_a_schema_whose_texts_never_end_is_refused(schema: dict[str, object]):
-    assert "never ends" in refusal("json", schema)
+def test_a_branch_that_never_ends_is_not_begun(schema: dict[str, object], right: list[str], wrong: list[str]):
+    """Nothing needs it. Where something does, the error names it and no other."""
+    compiled = grammar("json", schema | {"$defs": ENDLESS})
+    assert [text for text in right if not accepts(compiled, text)] == []
+    for text in wrong:
+        [tokens] = MODEL.encode([text], add_special_tokens=False)
+        assert LLMatcher(TOKENIZER, compiled, log_level=0).validate_tokens(tokens) < len(tokens)
+    needed = {"type": "object", "properties": {"q": {"$ref": "#/$defs/n"}, "r": schema}, "required": ["q"]}
+    assert "a text of #/$defs/n never ends" in refusal("json", needed | {"$defs": ENDLESS})
+
+
+def test_a_pattern_of_keys_that_the_library_does_not_have_is_refused():
+    schema = {"type": "object", "patternProperties": {"^(?!x)": {}}, "additionalProperties": False}
+    assert "look-around" in refusal("json", schema)
 
 
 @pytest.mark.parametrize(

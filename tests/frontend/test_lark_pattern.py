@@ -56,11 +56,16 @@ TAIL: /[!?]/ | "." "."
 %ignore / +/
 _unused: NUMBER
 """
+ESCAPES = r"""
+%import common (INT, LF)
+start: "\ud83d\ude00" "\x41" "\u0030".."\u0039" INT LF
+"""
 CASES = [
     (APPLY_PATCH, [PATCH, PATCH + "\n", "*** Begin Patch\n*** Delete File: a\n*** Add File: b\n+\n*** End Patch"],
      ["", PATCH.replace("-x", "x"), PATCH + "\n\n", PATCH.removesuffix(" Patch"), "*** Begin Patch\n*** End Patch"]),
     (EXEC, ["1", "// @exec: {}\nf()\n"], [""]),
     (OTHERS, ["A,b", "B ,  b,cd?", "C,b..", "xxx", 'SAY "\\\nÉ,b'], ["D,b", "A", "A,b,c,d", "xx", "A,b.", "A,1"]),
+    (ESCAPES, ["😀A512\n"], ["😀x5x\n", "😀A5"]),
 ]  # fmt: skip
 
 
@@ -72,7 +77,7 @@ def fits(grammar: str, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
-@pytest.mark.parametrize(("grammar", "right", "wrong"), CASES, ids=["apply_patch", "exec", "others"])
+@pytest.mark.parametrize(("grammar", "right", "wrong"), CASES, ids=["apply_patch", "exec", "others", "escapes"])
 def test_a_pattern_takes_what_its_grammar_takes(grammar: str, right: list[str], wrong: list[str]):
     pattern = LLMatcher.grammar_from_regex(lark_pattern(grammar))
     assert [text for text in right if not fits(pattern, text)] == []
@@ -118,6 +123,8 @@ def test_the_input_of_a_call_is_held_to_it_in_every_format(format_):
         ('start: ("a"', "'(' without its end"),
         ('start: "a")', "where its rule has to end"),
         ('start: ""', "an empty string"),
+        (r'start: "\d"', r'the string "\d", which cannot be read'),
+        (r'start: "\ud83d"', "which cannot be read"),
         ('| "a"', "begins with '|'"),
         ("start /x/", "defines nothing"),
         ("start: {", "which is no Lark"),

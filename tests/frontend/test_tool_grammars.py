@@ -1,6 +1,7 @@
 """Grammars of calls and of thoughts: what they let through, and that the parser of messages takes just that apart."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,14 @@ def errors(calls: list[tuple[str, str]]) -> list[str]:
         for name, arguments in calls
         for error in Draft202012Validator(schemas[name]).iter_errors(json.loads(arguments))
     ]
+
+
+def one_call(calls: str, name: str, value: str) -> str:
+    """A call of the tool `f` with one parameter, which has a value of JSON."""
+    if calls == "qwen3_coder":
+        return f"<tool_call>\n<function=f>\n<parameter={name}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    written = f'{{"name": "f", "arguments": {{"{name}": {value}}}}}'
+    return written if calls == "json" else f"<tool_call>\n{written}\n</tool_call>"
 
 
 # --- calls ---
@@ -254,7 +263,7 @@ def test_names_that_a_format_cannot_write(model: Model):
             "cannot follow 'oneOf'",
         ),
         ("qwen3_coder", {"properties": {"a>": {}}}, "name of parameter 'a>'"),
-        ("qwen3_coder", {"properties": {"a": False}}, "no schema that a parameter can follow"),
+        ("qwen3_coder", {"properties": {"a": False}, "required": ["a"]}, "no schema that a parameter can follow"),
         ("qwen3_coder", {"properties": {"a": {"enum": ["</parameter>"]}}}, "no text in this format can be one of"),
         ("qwen3_coder", {"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, "look-around"),
     ],
@@ -270,9 +279,11 @@ ODD_VALUES: dict[str, list[Any]] = {
     "enum": [None, [], "a", [2**53 + 1]],
     "const": [2**53 + 1, -(2**63)],
     "$ref": ["#/$defs/gone", "http://example.com/x", None, "gone"],
-    "minimum": [None, "5", 10**30],
+    "minimum": [None, "5", 10**30, 2**62, True],
     "multipleOf": [0, 2**40, "2", None],
     "minLength": [None, -1, "2", 1.0],
+    "maxItems": [2**65],
+    "$id": ["#x", "a b", None],
     "items": [None, "string", [{"type": "string"}, None]],
     "anyOf": [None, [], [None], {}],
     "oneOf": [None, [], [None], {}],
@@ -298,11 +309,7 @@ def test_a_call_can_be_required_of_a_tool_that_is_not_strict_whatever_its_schema
     inner = {"type": "object", "properties": said, "required": ["n"]}
     parameters = {**inner, "properties": {**said, "deep": inner}, "x-guidance": {"lenient": True}}
     compiled = grammar(tools(calls, of=[ToolSchema("f", parameters)]), DEMO)
-    text = {
-        "hermes": '<tool_call>\n{"name": "f", "arguments": {"n": 5}}\n</tool_call>',
-        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>",
-        "json": '{"name": "f", "arguments": {"n": 5}}',
-    }[calls]
+    text = one_call(calls, "n", "5")
     assert DEMO.may_write(compiled, text)
     assert not DEMO.may_write(compiled, text.replace("5", '"5"'))
 
@@ -344,11 +351,7 @@ def test_tools_that_are_none(model: Model):
 def test_schemas_with_references(calls: str, model: Model):
     parameters = {"properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "$defs": {"n": {"type": "integer"}}}
     compiled = grammar(tools(calls, of=[ToolSchema("f", parameters)]), model)
-    text = {
-        "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>',
-        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>",
-        "json": '{"name": "f", "arguments": {"a": 5}}',
-    }[calls]
+    text = one_call(calls, "a", "5")
     assert model.may_write(compiled, text)
     assert not model.may_write(compiled, text.replace("5", '"5"'))
 
@@ -360,6 +363,10 @@ def test_schemas_with_references(calls: str, model: Model):
         ({"type": "string", "pattern": "b+"}, ["b", "abc\nd"], ["a"]),
         ({"type": "string", "maxLength": 2}, ["", "ab"], ["abc"]),
         ({"const": "x y"}, ["x y"], ["x"]),
+        ({"type": "string", "pattern": "^a|b$"}, ["ac", "cb"], ["c", "ca"]),
+        ({"type": "string", "pattern": r"^$|^[^|/]+@|\|$"}, ["", "a@b", "x|"], ["a", "/@"]),
+        ({"enum": ["a", "abc", "5"], "minLength": 2}, ["abc"], ["a", "5"]),
+        ({"enum": ["a", "b"], "const": "b", "type": "string"}, ["b"], ["a"]),
         ({"type": ["string", "null"]}, ["", "null", "a\n"], []),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["x", "null", "1.10", '"x"'], []),
         ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}, ["x", "null"], ["nul1", '"abc"']),
@@ -380,9 +387,7 @@ def test_values_of_qwen3_coder(schema: dict[str, Any], right: list[str], wrong: 
     name = {"type": ["string", "null"], "pattern": "^[a-c]+$", "minLength": 3, "maxLength": 3}
     parameters = {"properties": {"a": schema}, "required": ["a"], "$defs": {"name": name}}
     compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), model)
-
-    def call(value: str) -> str:
-        return f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    call = partial(one_call, "qwen3_coder", "a")
 
     assert [value for value in right if not model.may_write(compiled, call(value))] == []
     assert [value for value in wrong if model.may_write(compiled, call(value))] == []
@@ -390,6 +395,85 @@ def test_values_of_qwen3_coder(schema: dict[str, Any], right: list[str], wrong: 
     for value in right:
         [(_, arguments)] = parsed(rules, [call(value)]).calls
         assert not list(Draft202012Validator(parameters).iter_errors(json.loads(arguments)))
+
+
+NOTHING = [
+    {"type": "string", "pattern": "[0-9]", "maxLength": 0},
+    {"type": "string", "minLength": 3, "maxLength": 2},
+    {"allOf": [{"enum": ["a"]}, {"type": "string", "pattern": "^b$"}]},
+]
+
+
+@pytest.mark.parametrize("schema", NOTHING)
+def test_a_text_that_cannot_be_is_seen_before_it_is_begun(schema: dict[str, Any]):
+    asked = tools("qwen3_coder", of=[ToolSchema("f", {"properties": {"a": schema}})])
+    assert "no text can follow" in check(asked, DEMO.library).reason
+
+
+def test_references_of_parameters_lead_anywhere_in_the_schema():
+    """zod writes one to the property that had the schema first, and what is made of OpenAPI to its components."""
+    point = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    parameters = {
+        "type": "object",
+        "properties": {
+            "a": point,
+            "b": {"$ref": "#/properties/a"},
+            "c": {"$ref": "#/components/schemas/list%20of"},
+            "d": {"$ref": "#"},
+            "e": {"$ref": "Named"},
+        },
+        "components": {"schemas": {"list of": {"type": "array", "items": {"$ref": "#/properties/b"}}}},
+        "$defs": {"Named": {"$id": "Named", "type": "array", "items": {"$ref": "Named"}}},
+    }
+    compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), DEMO)
+    for name, right, wrong in [
+        ("b", '{"x": 1}', '{"x": "a"}'),
+        ("c", '[{"x": 1}]', "[5]"),
+        ("d", '{"a": {"x": 1}, "d": {"b": {"x": 2}}}', '{"a": 5}'),
+        ("e", "[[], [[]]]", "[5]"),
+    ]:
+        assert DEMO.may_write(compiled, one_call("qwen3_coder", name, right)), name
+        assert not DEMO.may_write(compiled, one_call("qwen3_coder", name, wrong)), name
+
+
+def test_a_parameter_that_may_not_be_is_not_written():
+    parameters = {"properties": {"a": False, "b": {"$ref": "#/$defs/n"}, "c": {"type": "integer"}},
+                  "$defs": {"n": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/n"}}}}  # fmt: skip
+    compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), DEMO)
+    assert DEMO.may_write(compiled, "<tool_call>\n<function=f>\n</function>\n</tool_call>")
+    assert not DEMO.may_write(compiled, "<tool_call>\n<function=f>\n<parameter=b>\n[[[")
+
+
+@pytest.mark.parametrize("key", ["allOf", "anyOf"])
+def test_references_that_fan_out_are_followed_once(key: str):
+    defs: dict[str, Any] = {f"d{n}": {key: [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    defs["d40"] = {"type": "string", "maxLength": 3}
+    parameters = {"properties": {"a": {"$ref": "#/$defs/d0"}}, "required": ["a"], "$defs": defs}
+    compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), DEMO)
+    assert DEMO.may_write(compiled, one_call("qwen3_coder", "a", "abc"))
+    assert not DEMO.may_write(compiled, one_call("qwen3_coder", "a", "abcd"))
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_what_is_left_out_forbids_nothing(calls: str):
+    """Without its pattern a key would be one of the other keys, which are not allowed."""
+    parameters = {"type": "object", "properties": {"m": {"type": "object", "patternProperties": {"^(?!x)": {}},
+                  "additionalProperties": False}}, "x-guidance": {"lenient": True}}  # fmt: skip
+    compiled = grammar(tools(calls, of=[ToolSchema("f", parameters)]), DEMO)
+    text = one_call(calls, "m", '{"a": 1}')
+    assert DEMO.may_write(compiled, text)
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_schemas_made_of_openapi_are_held_as_far_as_they_can(calls: str):
+    node = {"type": "object", "properties": {"n": {"$ref": "#/components/schemas/Node", "nullable": True},
+            "any": {"type": "any"}, "i": {"type": "integer"}}}  # fmt: skip
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/components/schemas/Node"}}, "required": ["a"],
+                  "components": {"schemas": {"Node": node}}, "x-guidance": {"lenient": True}}  # fmt: skip
+    compiled = grammar(tools(calls, of=[ToolSchema("f", parameters)]), DEMO)
+    text = one_call(calls, "a", '{"n": {"i": 1}}')
+    assert DEMO.may_write(compiled, text)
+    assert not DEMO.may_write(compiled, text.replace("1", '"1"'))
 
 
 def test_parameters_that_no_property_names(model: Model):
@@ -437,12 +521,17 @@ def test_arguments_follow_random_schemas(properties: dict[str, Any], calls: str,
 
 
 def test_lenient_schemas_are_followed_as_far_as_a_format_can(model: Model):
-    parameters = {"anyOf": [{}], "properties": {"a": {"type": "string", "format": "x"}}, "required": ["a"],
+    text = {"type": "string", "format": "x", "pattern": "^[a-c]$"}
+    other = {"type": "string", "pattern": "(^a$)"}
+    parameters = {"anyOf": [{}], "properties": {"a": text, "b": other}, "required": ["a", "b"],
                   "x-guidance": {"lenient": True}}  # fmt: skip
     compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), model)
-    assert model.may_write(
-        compiled, "<tool_call>\n<function=f>\n<parameter=a>\nb\n</parameter>\n</function>\n</tool_call>"
+    call = (
+        "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n<parameter=b>\nz\n</parameter>\n"
+        "</function>\n</tool_call>"
     )
+    assert model.may_write(compiled, call.format("b"))
+    assert not model.may_write(compiled, call.format("d"))
 
 
 # --- thoughts ---

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from common.grammars import parser_limits
 from common.messages import MAX_GRAMMAR_CHARS
 from scheduler_svc.frontend.grammars.build import build_grammar
-from scheduler_svc.frontend.grammars.schemas import SchemaError
+from scheduler_svc.frontend.grammars.schema_parts import SchemaError
 from scheduler_svc.frontend.grammars.spec import Checked, CheckerSettings, GrammarSpec, ToolGrammar
 from scheduler_svc.frontend.helper_process import Answer, answer_questions
 

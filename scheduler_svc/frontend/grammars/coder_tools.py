@@ -2,9 +2,10 @@
 
 from llguidance import LLTokenizer
 
-from scheduler_svc.frontend.grammars.coder_values import Values, is_lenient
+from scheduler_svc.frontend.grammars.coder_values import Values
 from scheduler_svc.frontend.grammars.json_tools import in_tags, object_schema
 from scheduler_svc.frontend.grammars.lark import grammar_of, literal, term
+from scheduler_svc.frontend.grammars.schema_parts import is_lenient
 from scheduler_svc.frontend.grammars.spec import ToolGrammar, ToolSchema
 from scheduler_svc.frontend.parsing.call_object import MAX_NAME_CHARS
 from scheduler_svc.frontend.parsing.qwen3_coder import BEGIN, END, END_FUNCTION, FUNCTION, PARAMETER
@@ -27,7 +28,7 @@ def coder_tools(asked: ToolGrammar, thought: ThoughtStart, tokenizer: LLTokenize
     Raises:
         ValueError: a schema, or a name in it, cannot be written in this format.
     """
-    values = Values()
+    values = Values(tokenizer)
     functions = " | ".join(_function(tool, values) for tool in asked.tools)
     return grammar_of(
         [
@@ -50,6 +51,8 @@ def _function(tool: ToolSchema, values: Values) -> str:
     parameters = {**named, **{key: others for key in required if key not in named}}
     parts = [literal(f"{FUNCTION}{tool.name}>\n")]
     for key, value in parameters.items():
+        if value is False and key not in required:
+            continue
         _check_name(key, "parameter")
         tag = literal(f"{PARAMETER}{key}>\n")
         rule = values.rule_of(value, schema, is_named=key in named)

@@ -12,6 +12,7 @@ JSON_WHITESPACE = r"(\r?\n)?[ \t]{0,32}"
 SHORT_ESCAPES = 'nrbtf\\"'
 TEXT = "/(?s:.*)/"
 ANY_TOKENS = "<[*]>*"
+_ESCAPE_BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\u00")  # of a control character, in JSON
 
 
 def with_options(schema: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def with_options(schema: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if not {"whitespace_pattern", "whitespace_flexible"} & said.keys():
         options["whitespace_pattern"] = JSON_WHITESPACE
-    if ('"properties"' in text or '"patternProperties"' in text) and "\\u00" not in text:
+    if ('"properties"' in text or '"patternProperties"' in text) and not _ESCAPE_BY_NUMBER.search(text):
         options["json_allowed_escapes"] = SHORT_ESCAPES
     return {**schema, "x-guidance": {**options, **said}}
 

@@ -4,6 +4,7 @@ A custom tool's input stands in a call as a string of JSON, where no grammar of 
 Grammars that clients have in use (Codex's patches) do not refer to themselves, and can be written as patterns.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -45,12 +46,18 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
+_BYTE_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\x")
 
 
 def lark_pattern(grammar: str) -> str:
-    """Write a grammar as a regular expression that matches what its `start` does, as llguidance reads them. Raises
-    ValueError if there is none, or if it is longer than `MAX_PATTERN_CHARACTERS`."""
+    """Write a grammar as a regular expression that matches what its `start` does.
+
+    It matches a little more than llguidance does with the grammar: `/[ab]+/ "b"` matches "ab" although the first
+    terminal could take all of it, and what is ignored may come at the end.
+
+    Raises:
+        ValueError: there is none, or it is longer than `MAX_PATTERN_CHARACTERS`.
+    """
     try:
         return _Expansion(_definitions(_tokens(grammar))).pattern_of("start")
     except RecursionError:
@@ -128,6 +135,9 @@ def _read_directive(statement: list[_Token], found: _Definitions) -> None:
             found.bodies[name] = [_Token("pattern", _COMMON[name], statement[0].line)]
         case ["import", "common", ".", name, "->", alias] if name in _COMMON:
             found.bodies[alias] = [_Token("pattern", _COMMON[name], statement[0].line)]
+        case ["import", "common", "(", *names, ")"] if set(names) <= {",", *_COMMON}:
+            for name in {*names} - {","}:
+                found.bodies[name] = [_Token("pattern", _COMMON[name], statement[0].line)]
         case ["ignore", *_]:
             found.ignored.append(statement[2:])
         case _:
@@ -257,11 +267,12 @@ class _Reader:
 
     def _range(self, first: _Token) -> _Token:
         last = self._peek()
-        ends = [token.text[1:-1] for token in (first, last) if token is not None and token.kind == "string"]
+        tokens = [token for token in (first, last) if token is not None and token.text.endswith('"')]
+        ends = [_unquoted(token.text, token.line) for token in tokens]
         if len(ends) != 2 or any(len(end) != 1 for end in ends) or ends[0] > ends[1]:
             raise ValueError(f"line {first.line} has a range that is not of two characters")
         self._place += 1
-        return _Token("pattern", f"[{re.escape(ends[0])}-{re.escape(ends[1])}]", first.line)
+        return _Token("pattern", f"[{_escaped(ends[0])}-{_escaped(ends[1])}]", first.line)
 
     def _number(self) -> int:
         token = self._peek()
@@ -281,16 +292,21 @@ class _Reader:
 
 
 def _string(token: _Token) -> str:
-    body, flag = token.text[1:].rsplit('"', 1)
-    text = re.sub(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", _unescaped, body)
+    quoted, flag = token.text.removesuffix("i"), token.text[-1] == "i"
+    text = _unquoted(quoted, token.line)
     if not text:
         raise ValueError(f"line {token.line} has an empty string")
     return f"(?i:{_escaped(text)})" if flag else f"(?:{_escaped(text)})"
 
 
-def _unescaped(match: re.Match[str]) -> str:
-    code = match.group(1)
-    return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPES.get(code, code)
+def _unquoted(quoted: str, line: int) -> str:
+    """The text of a string, which has JSON's escapes, and `\\x41`."""
+    try:
+        text: str = json.loads(_BYTE_ESCAPE.sub(r"\1\\u00", quoted), strict=False)
+        text.encode()
+    except ValueError as error:
+        raise ValueError(f"line {line} has the string {quoted[:50]}, which cannot be read") from error
+    return text
 
 
 def _escaped(text: str) -> str:

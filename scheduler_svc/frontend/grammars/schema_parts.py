@@ -1,0 +1,111 @@
+"""The schemas in a JSON schema: where they stand, what refers to them, and how they are changed."""
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+Schema = dict[str, Any]
+Change = Callable[[Schema, str], Any]
+
+KEY_PATTERNS = "patternProperties"
+BY_NAME = ("properties", KEY_PATTERNS, "$defs", "definitions")
+LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
+_DEFINITIONS = ("$defs", "definitions", "x-guidance")
+_NO_SCHEMAS = ("const", "enum", "default", "examples", "example", "x-guidance")
+
+
+class SchemaError(ValueError):
+    """What a schema says cannot be followed. The message has the place in the schema."""
+
+
+def is_lenient(schema: Schema) -> bool:
+    """Whether the schema says that what cannot be followed is to be ignored."""
+    options = schema.get("x-guidance")
+    return isinstance(options, dict) and bool(options.get("lenient"))
+
+
+def changed(schema: Any, change: Change, place: str = "#") -> Any:
+    """The schema with all schemas in it changed, the outer ones first.
+
+    An object under an unknown key is taken for a schema, too: a reference may lead into it, as OpenAPI's do into
+    `#/components/schemas`.
+
+    Args:
+        change: takes a schema and its place.
+    """
+    if not isinstance(schema, dict) or not isinstance(schema := change(schema, place), dict):
+        return schema
+    result = dict(schema)
+    for key, value in schema.items():
+        if key in BY_NAME and isinstance(value, dict):
+            result[key] = {name: changed(part, change, f"{place}/{key}/{name}") for name, part in value.items()}
+        elif key in (*LISTS, "items") and isinstance(value, list):
+            result[key] = [changed(part, change, f"{place}/{key}/{i}") for i, part in enumerate(value)]
+        elif key not in _NO_SCHEMAS:
+            result[key] = changed(value, change, f"{place}/{key}")
+    return result
+
+
+def references(schema: Schema) -> dict[str, Any]:
+    """What the references within the schema lead to, by these; without those that lead nowhere or out of it."""
+    refs: dict[str, None] = {}
+    named: dict[str, Any] = {}
+
+    def note(part: Schema, place: str) -> Schema:
+        if isinstance(ref := part.get("$ref"), str):
+            refs[ref] = None
+        for key, before in (("$id", ""), ("$anchor", "#")):
+            if isinstance(name := part.get(key), str):
+                named[before + name] = part
+        return part
+
+    changed(schema, note)
+    found = {ref: [named[ref]] if ref in named else _pointed(ref, schema) for ref in refs}
+    return {ref: target[0] for ref, target in found.items() if target}
+
+
+def alone(schema: Schema, root: Schema) -> Schema:
+    """A part of a schema as one of its own, with what it refers to among its definitions."""
+    targets = references(root)
+    names = {ref: f"#/$defs/{number}" for number, ref in enumerate(targets)}
+    waiting: list[str] = []
+
+    def renamed(part: Schema, place: str) -> Schema:
+        kept = {key: value for key, value in part.items() if key not in ("$id", "$anchor")}
+        if (ref := part.get("$ref")) in names:
+            waiting.append(ref)
+            kept["$ref"] = names[ref]
+        return kept
+
+    result: Schema = changed(_without(_DEFINITIONS, schema), renamed)
+    definitions: dict[str, Any] = {}
+    while waiting:
+        ref = waiting.pop()
+        name = names[ref].rpartition("/")[2]
+        if name not in definitions:
+            definitions[name] = changed(_without(_DEFINITIONS, targets[ref]), renamed)
+    if definitions:
+        result["$defs"] = definitions
+    if "x-guidance" in root:
+        result["x-guidance"] = root["x-guidance"]
+    return result
+
+
+def _without(keys: tuple[str, ...], schema: Any) -> Any:
+    return {key: value for key, value in schema.items() if key not in keys} if isinstance(schema, dict) else schema
+
+
+def _pointed(ref: str, root: Schema) -> list[Any]:
+    """What a pointer leads to; nothing if there is none."""
+    if not ref.startswith("#/"):
+        return [root] if ref == "#" else []
+    found: Any = root
+    for step in unquote(ref).split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return []
+    return [found]
