@@ -31,8 +31,8 @@ _PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # of an ex
 
 
 class Values:
-    """The rules of values, each with the tag that ends it. Equal schemas have one rule: in a grammar with a budget the
-    library has room for 256 JSON schemas.
+    """Collect the rules of values, each with the tag that ends it. Equal schemas have one rule: in a grammar with a
+    budget the library has room for 256 JSON schemas.
 
     Args:
         tokenizer: of the model.
@@ -43,7 +43,7 @@ class Values:
         self._names: dict[str, str] = {}
 
     def rule_of(self, schema: Any, root: dict[str, Any], *, is_named: bool) -> str:
-        """The name of the rule of a value.
+        """Return the name of the rule of a value.
 
         Args:
             schema: of the value.
@@ -76,7 +76,7 @@ class Values:
                 raise ValueError(_NOTHING)
 
     def rules(self) -> list[str]:
-        """All rules that were asked for."""
+        """Return all rules that were asked for."""
         rules = []
         for body, name in self._names.items():
             if body.startswith("%json"):
@@ -87,7 +87,7 @@ class Values:
 
 
 class _Texts:
-    """Bodies of terminals for texts that are written without JSON, and for null where a schema allows that.
+    """Write bodies of terminals for texts that are written without JSON, and for null where a schema allows that.
 
     Args:
         root: the schema that theirs are parts of.
@@ -99,11 +99,11 @@ class _Texts:
         self._known: dict[tuple[int, Kinds], list[str]] = {}  # by id of the schema; all live as long as the root
 
     def body(self, schema: dict[str, Any]) -> str:
-        """The body for a schema. Raises ValueError if no text can follow it."""
+        """Return the body for a schema. Raises ValueError if no text can follow it."""
         return " & ".join([_ANY_TEXT, *self._parts(schema, _TEXT | _NULL, 0)])
 
     def _parts(self, schema: Any, kinds: Kinds, depth: int) -> list[str]:
-        """What the text has to be, each of them.
+        """Return what the text has to be, each of them.
 
         Args:
             kinds: that the schemas around this one allow.
@@ -143,7 +143,7 @@ class _Texts:
 
 
 def _given(schema: dict[str, Any]) -> Iterator[list[Any]]:
-    """The lists of values that a schema has its value in."""
+    """Return the lists of values that a schema has its value in."""
     if "const" in schema:
         yield [schema["const"]]
     if isinstance(values := schema.get("enum"), list):
@@ -172,7 +172,8 @@ def _limits(schema: dict[str, Any], *, is_lenient: bool) -> list[str]:
 
 
 def _unanchored(expression: str) -> str:
-    """A pattern of a schema matches anywhere, and a terminal's the whole: the library has no anchors within that."""
+    """Write a schema's pattern, which matches anywhere, as a terminal's, which matches the whole: the library has no
+    anchors within it."""
     choices: list[list[str]] = [[]]
     depth = 0
     for piece in _PIECES.findall(expression):

@@ -9,8 +9,8 @@ _KINDS = ("null", "boolean", "number", "string", "object", "array")
 
 
 def without_endless(schema: Schema) -> Schema:
-    """The schema with `false` for each part whose texts never end. Raises SchemaError if the schema itself has no
-    others."""
+    """Return the schema with `false` for each part whose texts never end. Raise SchemaError if the schema itself has
+    no others."""
     targets = references(schema)
     if not targets:
         return schema
@@ -29,14 +29,14 @@ def without_endless(schema: Schema) -> Schema:
 
 
 def _would_end(schema: Schema, ref: str, targets: Mapping[str, Any]) -> bool:
-    """Whether the schema had a text that ends if what the reference leads to had one."""
+    """Return whether the schema had a text that ends if what the reference leads to had one."""
     texts = _Texts(targets, (ref,))
     texts.grow()
     return texts.has_one(schema)
 
 
 class _Texts:
-    """Tells which parts of a schema have texts, as far as it is known of what they refer to. What is not looked at
+    """Tell which parts of a schema have texts, as far as it is known of what they refer to. What is not looked at
     counts as a text.
 
     Args:
@@ -66,11 +66,11 @@ class _Texts:
                 self._held -= {(ref, kind) for kind in _KINDS if not self._has(part, kind)}
 
     def has_one(self, part: Any) -> bool:
-        """Whether the part has a text."""
+        """Return whether the part has a text."""
         return any(self._has(part, kind) for kind in _KINDS)
 
     def _has(self, part: Any, kind: str) -> bool:
-        """Whether it has one of a type of JSON."""
+        """Return whether it has one of a type of JSON."""
         if not isinstance(part, dict):
             return part is not False
         ref, types = part.get("$ref"), part.get("type")
@@ -92,7 +92,7 @@ def _allows(types: list[Any], kind: str) -> bool:
 
 
 def _needed(part: Schema, kind: str) -> list[Any]:
-    """The schemas that every object or array of a schema has a value of."""
+    """Return the schemas that every object or array of a schema has a value of."""
     if kind == "object":
         named, others = part.get("properties"), part.get("additionalProperties")
         named = named if isinstance(named, dict) else {}

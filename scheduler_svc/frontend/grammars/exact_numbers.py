@@ -15,8 +15,8 @@ BOUNDS = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.in
 
 
 def with_exact_numbers(schema: Schema, place: str) -> Schema:
-    """The schema with bounds that doubles have, and no wider than it says. Raises SchemaError for values that they do
-    not have."""
+    """Return the schema with bounds that doubles have, and no wider than it says. Raise SchemaError for values that
+    they do not have."""
     for key in ("const", "enum"):
         for number in _integers(schema.get(key)):
             if (written := _as_written(number)) != number:
@@ -41,7 +41,7 @@ def with_exact_numbers(schema: Schema, place: str) -> Schema:
 
 
 def _moved(value: float, inward: float, *, is_exclusive: bool) -> int | None:
-    """A bound that is a double and includes itself, moved inward as far as it takes; None if it leaves no number.
+    """Return a bound that is a double and includes itself, moved inward as far as it takes; None if no number is left.
 
     The library reads a bound of integers exactly, and one of other numbers as it would write it.
     """
@@ -68,13 +68,13 @@ def _integers(value: Any) -> Iterator[int]:
 
 
 def _as_written(value: int) -> int:
-    """What the library writes for an integer: the shortest digits of the same double, and zeros. Beyond `MAX_BOUND` it
-    writes another where the type is an integer, or ends the process."""
+    """Return what the library writes for an integer: the shortest digits of the same double, and zeros. Beyond
+    `MAX_BOUND` it writes another where the type is an integer, or ends the process."""
     if abs(value) > MAX_BOUND:
         return MAX_BOUND if value > 0 else -MAX_BOUND
     return int(Decimal(repr(float(value))))
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether the value is a number of JSON."""
+    """Return whether the value is a number of JSON."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -300,7 +300,7 @@ def _string(token: _Token) -> str:
 
 
 def _unquoted(quoted: str, line: int) -> str:
-    """The text of a string, which has JSON's escapes, and `\\x41`."""
+    """Return the text of a string, which has JSON's escapes, and `\\x41`."""
     try:
         text: str = json.loads(_BYTE_ESCAPE.sub(r"\1\\u00", quoted), strict=False)
         text.encode()

@@ -28,7 +28,7 @@ _SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
 
 
 def without_unheld(schema: Schema) -> Schema:
-    """The schema without what no grammar can hold."""
+    """Return the schema without what no grammar can hold."""
     targets = references(schema)
     held: Schema = changed(schema, lambda part, place: _held(part, place, targets))
     return held
@@ -101,7 +101,7 @@ _HELD: dict[str, Callable[[Any], bool]] = {
 
 
 def _compiles(key: str, value: Any) -> bool:
-    """Whether the library takes a keyword whose value is an expression, a name, or a number with few digits."""
+    """Return whether the library takes a keyword whose value is an expression, a name, or a number with few digits."""
     kind = {"pattern": "string", "multipleOf": "number", KEY_PATTERNS: "object", "$id": "null"}.get(key)
     said = dict.fromkeys(value, True) if key == KEY_PATTERNS else value
     grammar = kind and LLMatcher.grammar_from_json_schema(dump({"type": kind, key: said}))

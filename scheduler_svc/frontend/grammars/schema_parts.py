@@ -19,13 +19,13 @@ class SchemaError(ValueError):
 
 
 def is_lenient(schema: Schema) -> bool:
-    """Whether the schema says that what cannot be followed is to be ignored."""
+    """Return whether the schema says that what cannot be followed is to be ignored."""
     options = schema.get("x-guidance")
     return isinstance(options, dict) and bool(options.get("lenient"))
 
 
 def changed(schema: Any, change: Change, place: str = "#") -> Any:
-    """The schema with all schemas in it changed, the outer ones first.
+    """Return the schema with all schemas in it changed, the outer ones first.
 
     An object under an unknown key is taken for a schema, too: a reference may lead into it, as OpenAPI's do into
     `#/components/schemas`.
@@ -47,7 +47,7 @@ def changed(schema: Any, change: Change, place: str = "#") -> Any:
 
 
 def references(schema: Schema) -> dict[str, Any]:
-    """What the references within the schema lead to, by these; without those that lead nowhere or out of it."""
+    """Find what the references within the schema lead to, by these; without those that lead nowhere or out of it."""
     refs: dict[str, None] = {}
     named: dict[str, Any] = {}
 
@@ -65,7 +65,7 @@ def references(schema: Schema) -> dict[str, Any]:
 
 
 def alone(schema: Schema, root: Schema) -> Schema:
-    """A part of a schema as one of its own, with what it refers to among its definitions."""
+    """Return a part of a schema as one of its own, with what it refers to among its definitions."""
     targets = references(root)
     names = {ref: f"#/$defs/{number}" for number, ref in enumerate(targets)}
     waiting: list[str] = []
@@ -96,7 +96,7 @@ def _without(keys: tuple[str, ...], schema: Any) -> Any:
 
 
 def _pointed(ref: str, root: Schema) -> list[Any]:
-    """What a pointer leads to; nothing if there is none."""
+    """Find what a pointer leads to; nothing if there is none."""
     if not ref.startswith("#/"):
         return [root] if ref == "#" else []
     found: Any = root

@@ -22,7 +22,7 @@ _NULL = {"type": "null"}
 
 
 def prepared(schema: Schema, tokenizer: LLTokenizer) -> Schema:
-    """The schema as llguidance is to read it.
+    """Return the schema as llguidance is to read it.
 
     Raises:
         SchemaError: no text can follow it, or the library cannot hold it exactly. The message has the place in the
@@ -38,7 +38,7 @@ def prepared(schema: Schema, tokenizer: LLTokenizer) -> Schema:
 
 
 class _Keys:
-    """Asks the library which keys an object of a schema may have.
+    """Ask the library which keys an object of a schema may have.
 
     Args:
         options: of the schema.
@@ -51,8 +51,8 @@ class _Keys:
         self._tokenizer = tokenizer
 
     def may_begin(self, text: str, taken: Mapping[str, Any], patterns: Mapping[str, Any], others: Any) -> bool:
-        """Whether an object may begin so, that has none of the keys that are taken; true if the library refuses the
-        patterns, for a reason that it is to give."""
+        """Return whether an object may begin so, that has none of the keys that are taken; true if the library refuses
+        the patterns, for a reason that it is to give."""
         schema = {
             "type": "object",
             "properties": dict.fromkeys(taken, False),
@@ -67,8 +67,8 @@ class _Keys:
 
 
 def _with_possible_keys(schema: Schema, keys: _Keys) -> Schema:
-    """The schema without patterns of keys that match none but those of its properties, and without further keys if
-    there can be none: where llguidance looks for one, a text could not go on."""
+    """Return the schema without patterns of keys that match none but those of its properties, and without further keys
+    if there can be none: where llguidance looks for one, a text could not go on."""
     patterns, named = schema.get(KEY_PATTERNS), schema.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(named, dict):
         return schema
