@@ -1,4 +1,4 @@
-"""What the control groups of this process leave it (cgroup v1 and v2): CPU time and memory.
+"""The CPU time and the memory that the control groups of this process leave it (cgroup v1 and v2).
 
 A container's limit stands at the top of what it sees. Those of systemd (CPUQuota, MemoryMax) and of Slurm stand in the
 group of the process, or in one above it, of which the smallest limit counts.

@@ -90,8 +90,8 @@ def read_model_json(
 
 
 def _whole_numbers(content: Any) -> Any:
-    """What a JSON file has, with whole numbers that are written as floats (`2048.0`) as the ints that they are meant to
-    be: Python takes one for the other, and so do programs that write models' files."""
+    """Return a JSON file's content with ints for whole numbers that are written as floats (`2048.0`): Python takes one
+    for the other, and so do programs that write models' files."""
     match content:
         case dict():
             return {name: _whole_numbers(value) for name, value in content.items()}

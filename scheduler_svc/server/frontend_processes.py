@@ -59,8 +59,8 @@ class FrontendProcesses:
 
     @property
     def refusal(self) -> int | None:
-        """What a process ended with that cannot start without a change of configuration; None while another start is
-        worth a try: of a frontend that was there before, until all have ended so and none has served since."""
+        """The exit code of a process that cannot start without a change of configuration; None while another start is
+        worth a try. A frontend that was there before is tried until all have ended so and none has served since."""
         refused = [child for child in self._children if child.refusal is not None]
         is_last = all(child in refused for child in self._frontends)
         return next((child.refusal for child in refused if child.is_first_start or is_last), None)

@@ -108,7 +108,7 @@ NO_CALL_ENDS_A_THOUGHT = [
     ],
 )
 def test_a_thought_that_ends_with_calls(calls: str, start: str, before: str, end: str, num_calls: int):
-    """Models forget the end tag where they turn to a call. A thought that goes on behind a call has none there."""
+    """Models forget the end tag where they turn to a call. A thought that goes on after a call has none there."""
     thought = f"I should.\n{before}".format(call=CALLS[calls])
     text = f"<think>\n{thought}{end.format(call=CALLS[calls])}"
     expected = (thought.rstrip(), "", [("f", ARGUMENTS[calls])] * num_calls)
@@ -125,7 +125,7 @@ def test_a_thought_that_ends_with_anything_else(calls: str, end: str):
     assert same_for_every_cut(how, thought) == (thought.rstrip(), "", [])
     assert same_for_every_cut(how, thought + "</think>\n\nYes.") == (thought.rstrip(), "Yes.", [])
     whole = same_for_every_cut(how, f"{thought}</think>\n\n{call}")
-    assert whole == (thought.rstrip(), "", [("f", ARGUMENTS[calls])]), "that behind the thought counts"
+    assert whole == (thought.rstrip(), "", [("f", ARGUMENTS[calls])]), "the call after the thought counts"
 
 
 def test_a_thought_of_a_request_of_an_earlier_version_has_no_calls():
@@ -262,7 +262,7 @@ REPAIRED = [
 @pytest.mark.parametrize("calls", ["hermes", "json"])
 @pytest.mark.parametrize(("written", "arguments"), REPAIRED)
 def test_arguments_are_repaired_while_they_come(calls: str, written: str, arguments: str):
-    """In front of the name and behind it."""
+    """Before the name and after it."""
     for text in (f'{{"name": "f", "arguments": {written}}}', f'{{"parameters": {written}, "name": "f"}}'):
         answer = text if calls == "json" else f"<tool_call>\n{text}\n</tool_call>"
         assert same_for_every_cut(rules(calls), answer) == ("", "", [("f", arguments)])

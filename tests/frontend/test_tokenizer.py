@@ -97,7 +97,7 @@ def test_all_files_know_tokens_that_end_a_text(
         ("{{ raise_exception('no') }}", None),
     ],
 )
-def test_a_chat_ends_at_the_special_token_behind_an_answer(model_copy: Path, template: str, end: str | None):
+def test_a_chat_ends_at_the_special_token_after_an_answer(model_copy: Path, template: str, end: str | None):
     (model_copy / "chat_template.jinja").write_text(template)
     (model_copy / "generation_config.json").write_text('{"eos_token_id": 5}')
     (model_copy / "config.json").write_text("{}")

@@ -20,8 +20,8 @@ _TEXT = frozenset({"string"})
 _END = literal("\n" + END_PARAMETER)
 _NOTHING = "no text can follow all that a parameter's schema says"
 
-# What may end a text where its end tag is missing (`Qwen3CoderParser`) does not stand in one that a grammar writes; and
-# in a value that may be JSON no end tag at all. One expression, as several cost the library much more.
+# A text that a grammar writes has none of the tags that may end it where its own is missing (`Qwen3CoderParser`), and a
+# value that may be JSON has no end tag at all. One expression, as several cost the library much more.
 _ANY_CALL_TAG = f"({pattern(END_FUNCTION)}|{pattern(END)})"
 _ENDS = f"(?s:.*)({pattern(END_PARAMETER)}|{_ANY_CALL_TAG}[ \\t\\r\\n]*<|\\n{pattern(PARAMETER)})|{pattern(PARAMETER)}"
 _ANY_TEXT = f"{TEXT} & ~/({_ENDS})(?s:.*)/"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 MAX_PATTERN_CHARACTERS = 2**15
 MAX_SIZE = 8 * MAX_PATTERN_CHARACTERS  # of what one rule is read as, parentheses of parentheses counted again
 
-# What `%import common.X` names, as Lark's common.lark has it.
+# The terminals of `%import common.X`, as Lark's common.lark has them.
 _COMMON: Mapping[str, str] = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[a-fA-F0-9]",

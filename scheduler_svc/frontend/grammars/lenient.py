@@ -82,7 +82,7 @@ def _is_switch_or_number(value: Any) -> bool:
     return is_number(value) or isinstance(value, bool)  # the first in draft 4
 
 
-# What a grammar can hold of a keyword's values.
+# Whether a grammar can hold a keyword's value.
 _HELD: dict[str, Callable[[Any], bool]] = {
     "$schema": _says_nothing,
     "nullable": _says_nothing,  # the library refuses any keyword beside a reference that leads back

@@ -15,7 +15,7 @@ _NO_SCHEMAS = ("const", "enum", "default", "examples", "example", "x-guidance")
 
 
 class SchemaError(ValueError):
-    """What a schema says cannot be followed. The message has the place in the schema."""
+    """Say that a schema cannot be followed. The message has the place in the schema."""
 
 
 def is_lenient(schema: Schema) -> bool:

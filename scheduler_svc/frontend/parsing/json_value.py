@@ -20,7 +20,7 @@ _NUMBER_SO_FAR = re.compile(r"-?|-?(0|[1-9][0-9]*)(\.[0-9]*)?|-?(0|[1-9][0-9]*)(
 
 
 class _Next(Enum):
-    """What may come next."""
+    """Name what may come next."""
 
     VALUE = auto()
     ITEM = auto()  # of a list, or its end

@@ -1,4 +1,4 @@
-"""What of requests is ignored or left out: which fields and parts, where they stood, and who is told of them."""
+"""Fields and parts of requests that are ignored or left out: where they stood, and who is told of them."""
 
 from collections.abc import Iterable, Sequence
 

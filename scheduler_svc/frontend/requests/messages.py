@@ -39,7 +39,7 @@ class TextPart(Lenient):
     type: Annotated[str, AfterValidator(_is_text)]
     text: str
 
-    # What answers of Responses have beside that, and no template shows.
+    # Answers of Responses have these beside it, and no template shows them.
     annotations: Any = None
     logprobs: Any = None
 

@@ -79,7 +79,7 @@ class Thinking:
 
 
 def asked_thinking(said: "SaidOfThinking", style: ChatStyle) -> Thinking:
-    """What a request says. Raises ApiError (400) if it asks a model to think that does not."""
+    """Return what a request says. Raise ApiError (400) if it asks a model to think that does not."""
     effort, budget, variables = said.effort, said.budget, said.variables
     if not style.thinks:
         if effort not in (None, "none"):
@@ -97,7 +97,7 @@ def asked_thinking(said: "SaidOfThinking", style: ChatStyle) -> Thinking:
 
 
 class SaidOfThinking(NamedTuple):
-    """What all names of a request together say.
+    """Hold what all names of a request together say.
 
     Attributes:
         effort, budget: `reasoning_effort` and `thinking_token_budget`.

@@ -1,4 +1,4 @@
-"""What a call of a chat's function is called on Responses, and the input of a custom tool out of its arguments."""
+"""The names that Responses have for the functions of a chat, and a custom tool's input, taken out of its arguments."""
 
 import json
 import re

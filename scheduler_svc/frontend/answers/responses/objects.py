@@ -247,7 +247,7 @@ class TextData(Struct, frozen=True):
 
 
 class InputData(Struct, frozen=True):
-    """Of a custom call's input that is whole."""
+    """Data of an event: a custom call's input is whole."""
 
     item_id: str
     output_index: int

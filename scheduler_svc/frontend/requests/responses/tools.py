@@ -50,7 +50,7 @@ class FunctionTool(Lenient):
 
 
 class InputFormat(Lenient):
-    """What the input of a custom tool may be."""
+    """Say what the input of a custom tool may be."""
 
     place: ClassVar[str] = "tools.format"
     type: Literal["text", "grammar"]
