@@ -202,20 +202,20 @@ def response_json(head: bytes, status: ResponseStatus, output: bytes = NO_ITEMS,
 
 
 class ResponseData(Struct, frozen=True):
-    """Of the events of a whole response."""
+    """Data of the events of a whole response."""
 
     response: Raw
 
 
 class ItemData(Struct, frozen=True):
-    """Of the beginning and the end of an item."""
+    """Data of the beginning and the end of an item."""
 
     output_index: int
     item: OutputItem
 
 
 class PartData(Struct, frozen=True):
-    """Of the beginning and the end of an item's part, which is content or a summary."""
+    """Data of the beginning and the end of an item's part, which is content or a summary."""
 
     item_id: str
     output_index: int
@@ -225,7 +225,7 @@ class PartData(Struct, frozen=True):
 
 
 class DeltaData(Struct, frozen=True):
-    """Of new text; `logprobs` is there for the text of messages."""
+    """Data of new text; `logprobs` is there for the text of messages."""
 
     item_id: str
     output_index: int
@@ -236,7 +236,7 @@ class DeltaData(Struct, frozen=True):
 
 
 class TextData(Struct, frozen=True):
-    """Of a text that is whole."""
+    """Data of a text that is whole."""
 
     item_id: str
     output_index: int
@@ -247,7 +247,7 @@ class TextData(Struct, frozen=True):
 
 
 class InputData(Struct, frozen=True):
-    """Data of an event: a custom call's input is whole."""
+    """Data of a custom call's input that is whole."""
 
     item_id: str
     output_index: int
@@ -255,7 +255,7 @@ class InputData(Struct, frozen=True):
 
 
 class ArgumentsData(Struct, frozen=True):
-    """Of a call's arguments that are whole."""
+    """Data of a call's arguments that are whole."""
 
     item_id: str
     output_index: int
