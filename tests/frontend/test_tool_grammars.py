@@ -19,6 +19,7 @@ from scheduler_svc.frontend.grammars.spec import GrammarSpec, ToolGrammar, ToolS
 from tests.frontend.messages import Message, parsed, rules_of
 from tests.frontend.walks import goes_on_alike, is_allowed, walk
 from tests.support.effort import examples
+from tests.support.instructions import instructions_of
 from tests.support.json_schemas import TREE, schemas
 from tests.support.json_schemas import errors as schema_errors
 
@@ -452,6 +453,17 @@ def test_references_that_fan_out_are_followed_once(key: str):
     compiled = grammar(tools("qwen3_coder", of=[ToolSchema("f", parameters)]), DEMO)
     assert DEMO.may_write(compiled, one_call("qwen3_coder", "a", "abc"))
     assert not DEMO.may_write(compiled, one_call("qwen3_coder", "a", "abcd"))
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_effort_grows_with_the_number_of_parameters(calls: str):
+    def effort(num_parameters: int) -> int:
+        named = {f"p{i}": {"$ref": "#/$defs/a"} if i % 2 else {"type": "integer"} for i in range(num_parameters)}
+        parameters = {"properties": named, "additionalProperties": False, "$defs": {"a": {"items": {"type": "null"}}}}
+        asked = tools(calls, of=[ToolSchema("f", parameters)])
+        return instructions_of(lambda: grammar(asked, DEMO))
+
+    assert effort(400) < 6 * effort(100)
 
 
 @pytest.mark.parametrize("calls", FORMATS)

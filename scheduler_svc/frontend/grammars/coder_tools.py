@@ -5,7 +5,7 @@ from llguidance import LLTokenizer
 from scheduler_svc.frontend.grammars.coder_values import Values
 from scheduler_svc.frontend.grammars.json_tools import in_tags, object_schema
 from scheduler_svc.frontend.grammars.lark import grammar_of, literal, term
-from scheduler_svc.frontend.grammars.schema_parts import is_lenient
+from scheduler_svc.frontend.grammars.schema_parts import Root, is_lenient
 from scheduler_svc.frontend.grammars.spec import ToolGrammar, ToolSchema
 from scheduler_svc.frontend.parsing.call_object import MAX_NAME_CHARS
 from scheduler_svc.frontend.parsing.qwen3_coder import BEGIN, END, END_FUNCTION, FUNCTION, PARAMETER
@@ -49,16 +49,17 @@ def _function(tool: ToolSchema, values: Values) -> str:
         raise ValueError(f"parameters of tool {tool.name!r}: 'required' is no list, or 'properties' no object")
     others = schema.get("additionalProperties", True)
     parameters = {**named, **{key: others for key in required if key not in named}}
+    root = Root(schema)
     parts = [literal(f"{FUNCTION}{tool.name}>\n")]
     for key, value in parameters.items():
         if value is False and key not in required:
             continue
         _check_name(key, "parameter")
         tag = literal(f"{PARAMETER}{key}>\n")
-        rule = values.rule_of(value, schema, is_named=key in named)
+        rule = values.rule_of(value, root, is_named=key in named)
         parts.append(f'({tag} {rule} "\\n")' + ("" if key in required else "?"))
     if not parameters and others is not False:
-        rule = values.rule_of(others, schema, is_named=False)
+        rule = values.rule_of(others, root, is_named=False)
         parts.append(f'({literal(PARAMETER)} {_ANY_KEY} ">\\n" {rule} "\\n")*')
     return " ".join(parts)
 

@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 from common.grammars import parser_limits
 from common.messages import MAX_GRAMMAR_CHARS
 from scheduler_svc.frontend.grammars.lark import TEXT, grammar_of, json_rule, literal, pattern
-from scheduler_svc.frontend.grammars.schema_parts import alone, is_lenient
+from scheduler_svc.frontend.grammars.schema_parts import Root, is_lenient
 from scheduler_svc.frontend.parsing.qwen3_coder import END, END_FUNCTION, END_PARAMETER, PARAMETER
 from scheduler_svc.frontend.parsing.text_parameters import MAX_DEPTH, Kinds, Schemas, any_of
 
@@ -42,12 +42,12 @@ class Values:
         self._tokenizer = tokenizer
         self._names: dict[str, str] = {}
 
-    def rule_of(self, schema: Any, root: dict[str, Any], *, is_named: bool) -> str:
+    def rule_of(self, schema: Any, root: Root, *, is_named: bool) -> str:
         """Return the name of the rule of a value.
 
         Args:
             schema: of the value.
-            root: the schema that it is a part of, with what it refers to.
+            root: of the schema that it is a part of.
             is_named: whether it is a property of its root. Who reads a value knows only of these that they are texts.
 
         Raises:
@@ -58,12 +58,12 @@ class Values:
         said = {} if schema is True else {key: each for key, each in schema.items() if key not in _NO_CONSTRAINTS}
         if not said:
             body = _ANY_VALUE
-        elif is_named and (kinds := Schemas(root).kinds(schema)) >= _TEXT and kinds <= _TEXT | _NULL:
-            body = _Texts(root).body(said)
+        elif is_named and (kinds := Schemas(root.schema).kinds(schema)) >= _TEXT and kinds <= _TEXT | _NULL:
+            body = _Texts(root.schema).body(said)
             if body not in self._names and body.count(" & ") > _ANY_TEXT.count(" & ") + 1:
                 self._check_has_text(body)
         else:
-            body = json_rule(alone(said, root))
+            body = json_rule(root.alone(said))
         return self._names.setdefault(body, f"value_{len(self._names)}")
 
     def _check_has_text(self, body: str) -> None:

@@ -82,7 +82,7 @@ def _is_switch_or_number(value: Any) -> bool:
     return is_number(value) or isinstance(value, bool)  # the first in draft 4
 
 
-# Whether a grammar can hold a keyword's value.
+# These functions tell whether a grammar can hold a keyword's value.
 _HELD: dict[str, Callable[[Any], bool]] = {
     "$schema": _says_nothing,
     "nullable": _says_nothing,  # the library refuses any keyword beside a reference that leads back

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
+
+from scheduler_svc.frontend.parsing.text_parameters import pointed
 
 Schema = dict[str, Any]
 Change = Callable[[Schema, str], Any]
@@ -60,52 +61,46 @@ def references(schema: Schema) -> dict[str, Any]:
         return part
 
     changed(schema, note)
-    found = {ref: [named[ref]] if ref in named else _pointed(ref, schema) for ref in refs}
+    found = {ref: [named[ref]] if ref in named else pointed(ref, schema) for ref in refs}
     return {ref: target[0] for ref, target in found.items() if target}
 
 
-def alone(schema: Schema, root: Schema) -> Schema:
-    """Return a part of a schema as one of its own, with what it refers to among its definitions."""
-    targets = references(root)
-    names = {ref: f"#/$defs/{number}" for number, ref in enumerate(targets)}
-    waiting: list[str] = []
+class Root:
+    """A schema whose parts become schemas of their own. The references in all of it are found once.
 
-    def renamed(part: Schema, place: str) -> Schema:
-        kept = {key: value for key, value in part.items() if key not in ("$id", "$anchor")}
-        if (ref := part.get("$ref")) in names:
-            waiting.append(ref)
-            kept["$ref"] = names[ref]
-        return kept
+    Attributes:
+        schema: all of it.
+    """
 
-    result: Schema = changed(_without(_DEFINITIONS, schema), renamed)
-    definitions: dict[str, Any] = {}
-    while waiting:
-        ref = waiting.pop()
-        name = names[ref].rpartition("/")[2]
-        if name not in definitions:
-            definitions[name] = changed(_without(_DEFINITIONS, targets[ref]), renamed)
-    if definitions:
-        result["$defs"] = definitions
-    if "x-guidance" in root:
-        result["x-guidance"] = root["x-guidance"]
-    return result
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._targets = references(schema)
+        self._names = {ref: f"#/$defs/{number}" for number, ref in enumerate(self._targets)}
+
+    def alone(self, part: Schema) -> Schema:
+        """Return a part as a schema of its own, with what it refers to among its definitions."""
+        waiting: list[str] = []
+
+        def renamed(part: Schema, place: str) -> Schema:
+            kept = {key: value for key, value in part.items() if key not in ("$id", "$anchor")}
+            if (ref := part.get("$ref")) in self._names:
+                waiting.append(ref)
+                kept["$ref"] = self._names[ref]
+            return kept
+
+        result: Schema = changed(_without(_DEFINITIONS, part), renamed)
+        definitions: dict[str, Any] = {}
+        while waiting:
+            ref = waiting.pop()
+            name = self._names[ref].rpartition("/")[2]
+            if name not in definitions:
+                definitions[name] = changed(_without(_DEFINITIONS, self._targets[ref]), renamed)
+        if definitions:
+            result["$defs"] = definitions
+        if "x-guidance" in self.schema:
+            result["x-guidance"] = self.schema["x-guidance"]
+        return result
 
 
 def _without(keys: tuple[str, ...], schema: Any) -> Any:
     return {key: value for key, value in schema.items() if key not in keys} if isinstance(schema, dict) else schema
-
-
-def _pointed(ref: str, root: Schema) -> list[Any]:
-    """Find what a pointer leads to; nothing if there is none."""
-    if not ref.startswith("#/"):
-        return [root] if ref == "#" else []
-    found: Any = root
-    for step in unquote(ref).split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            return []
-    return [found]

@@ -56,24 +56,7 @@ class Schemas:
     def all_of(self, schema: dict[str, Any]) -> list[Any]:
         """Return schemas that hold beside one, as it says."""
         parts = schema.get("allOf")
-        referred = self._referred(schema)
-        return [*(parts if isinstance(parts, list) else ()), *([] if referred is None else [referred])]
-
-    def _referred(self, schema: dict[str, Any]) -> Any:
-        """Return what `$ref` points to, in the same document; None if there is none, or it points elsewhere."""
-        reference = schema.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        place: Any = self._root
-        for part in unquote(reference[1:]).split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(place, list) and key.isdecimal() and int(key) < len(place):
-                place = place[int(key)]
-            elif isinstance(place, dict):
-                place = place.get(key)
-            else:
-                return None
-        return place
+        return [*(parts if isinstance(parts, list) else ()), *pointed(schema.get("$ref"), self._root)]
 
     def _properties(self, schema: Any, depth: int) -> dict[str, Kinds]:
         """Look at each schema once: more would cost the square of what clients send."""
@@ -91,6 +74,22 @@ class Schemas:
                     either[name] = either.get(name, frozenset()) | kinds
             _intersect(found, either)
         return found
+
+
+def pointed(reference: Any, root: dict[str, Any]) -> list[Any]:
+    """Find what a pointer leads to in a schema; nothing if it leads nowhere, or out of it."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return [root] if reference == "#" else []
+    found: Any = root
+    for step in unquote(reference).split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return []
+    return [found]
 
 
 def any_of(schema: dict[str, Any]) -> Iterable[list[Any]]:

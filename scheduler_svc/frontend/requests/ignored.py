@@ -1,4 +1,4 @@
-"""Fields and parts of requests that are ignored or left out: where they stood, and who is told of them."""
+"""Note which fields and parts of requests are ignored or left out, and tell the log, a metric and the client."""
 
 from collections.abc import Iterable, Sequence
 
