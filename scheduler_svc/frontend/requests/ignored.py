@@ -1,4 +1,4 @@
-"""Note which fields and parts of requests are ignored or left out, and tell the log, a metric and the client."""
+"""Note which fields and parts of requests are ignored or left out, and log each once for a client."""
 
 from collections.abc import Iterable, Sequence
 
