@@ -197,7 +197,10 @@ def main(
                 processes = FrontendProcesses(frontends, listener, arguments, worker)
                 stack.callback(processes.kill)
             kill_frontend = processes.end if processes is not None else None
-            core_process = CoreProcess(executor_endpoint, front, config, journal, curve, kill_frontend, kv_events)
+            beside = processes.named if processes is not None else dict
+            core_process = CoreProcess(
+                executor_endpoint, front, config, journal, curve, kill_frontend, kv_events, beside
+            )
         except (BatonError, OSError) as error:
             click.echo(f"baton-scheduler: {error}", err=True)
             sys.exit(exit_code_of(error))

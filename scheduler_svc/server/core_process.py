@@ -1,7 +1,7 @@
 """The core's process: gives the event loop real sockets, the real clock, the journal's thread and the log."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 
@@ -21,6 +21,7 @@ from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S, Legacy, Loaded
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.kv_events import KvEventOptions, KvEventPublisher
+from scheduler_svc.server.process_use import ProcessUse
 from scheduler_svc.server.router import Router
 
 SETTLE_MS = 10  # between looks at the journal while the process closes
@@ -42,6 +43,7 @@ class CoreProcess:
         curve: keys of this service, and of the executors that may connect; None asks for no keys.
         kill_frontend: kills the process of a frontend that hangs; None where frontends are not ours.
         kv_events: where routers are told what is cached; None tells nobody. Goes with `announced_salt` of the config.
+        processes_beside: names and ids of the processes of the service beside this one, for metrics.
 
     Attributes:
         core: for reading.
@@ -57,6 +59,7 @@ class CoreProcess:
         curve: ServerCurve | None = None,
         kill_frontend: Callable[[int], object] | None = None,
         kv_events: KvEventOptions | None = None,
+        processes_beside: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         now = time.monotonic()
         loaded = Loaded([], 0.0, time.time() - now) if journal is None else journal.load()
@@ -90,6 +93,7 @@ class CoreProcess:
             self.kv_events = KvEventPublisher(kv_events, self.core.scheduler.cache_events, self._drops["routers"])
             self.kv_events.register(self._poller)
         self._journal = journal
+        self._process_use = ProcessUse(processes_beside)
         routers = (self._executors, self._fronts)
         clocks = time.monotonic, time.thread_time
         self._event_loop = EventLoop(self.core, *routers, journal, *clocks, _LogWriter(), kill_frontend)
@@ -150,6 +154,7 @@ class CoreProcess:
         return IoCounts(
             messages_dropped={link: drops.count for link, drops in self._drops.items()},
             journal_bytes=0 if self._journal is None else self._journal.num_bytes,
+            collectors=(self._process_use,),
         )
 
 

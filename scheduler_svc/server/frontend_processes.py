@@ -65,6 +65,13 @@ class FrontendProcesses:
         is_last = all(child in refused for child in self._frontends)
         return next((child.refusal for child in refused if child.is_first_start or is_last), None)
 
+    def named(self) -> dict[str, int]:
+        """Return the ids of the processes, by the names that they have in metrics."""
+        named = {f"frontend-{number}": child for number, child in enumerate(self._frontends, start=1)}
+        if self._worker is not None:
+            named["worker"] = self._worker
+        return {name: child.pid for name, child in named.items() if child.pid is not None}
+
     def tick(self, now: float, serving: Container[int] = ()) -> None:
         """Start each process that is wanted and not running. Cheap; called every turn of the core.
 

@@ -84,7 +84,7 @@ def test_every_metric_is_shown_and_explained(exported):
     shown = {re.sub(r"_(bucket|count|sum)$", "", name) for query in QUERIES for name in metrics_of(query)}
     names = {name for name in names if not name.startswith("vllm:")}  # ours by another name
     assert shown == names | FROM_PROMETHEUS
-    assert set(re.findall(r"^\| `(baton_\w+)", GUIDE, flags=re.MULTILINE)) == names
+    assert set(re.findall(r"^\| `((?:baton|process)_\w+)", GUIDE, flags=re.MULTILINE)) == names
 
 
 def test_vllms_names_are_explained(exported):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.client.processes.local_fleet import free_ports
@@ -76,6 +77,30 @@ def test_after_kill_9_the_next_one_has_the_address_even_if_a_frontend_was_frozen
         eventually(lambda gone=frontend: not is_running(gone))
         [frontend] = scheduler.frontends()
     assert list(scheduler.temporary.iterdir()) == [], "nothing is left behind, and nothing could be removed"
+
+
+def test_metrics_say_what_each_process_takes_also_of_one_that_was_started_again(scheduler):
+    [frontend] = scheduler.frontends()
+    before = process_metrics(scheduler)
+    ids = {"core": scheduler.process.pid, "frontend-1": frontend}
+    for process, pid in ids.items():
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        assert before["resident_memory_bytes", process] == pytest.approx(pages * resource.getpagesize(), rel=0.2)
+        assert before["max_fds", process] >= before["open_fds", process] > 3
+        assert before["cpu_seconds_total", process] > 0
+    assert {process for _, process in before} == ids.keys(), "the worker was not started yet"
+    os.kill(frontend, signal.SIGKILL)
+    eventually(lambda: scheduler.frontends() not in ([], [frontend]) and scheduler.answers())
+    after = process_metrics(scheduler)
+    assert after["start_time_seconds", "frontend-1"] > before["start_time_seconds", "frontend-1"]
+    assert after["start_time_seconds", "core"] == before["start_time_seconds", "core"]
+
+
+def process_metrics(scheduler):
+    text = httpx.get(f"http://127.0.0.1:{scheduler.port}/metrics").text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    own = [sample for sample in samples if sample.name.startswith("process_")]
+    return {(sample.name.removeprefix("process_"), sample.labels["process"]): sample.value for sample in own}
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ class Gauges:
     Attributes:
         open_requests: by client.
         messages_dropped: by link.
+        collectors: of metrics that only the process around the core can read.
     """
 
     report: StatusReport
@@ -50,6 +51,7 @@ class Gauges:
     journal_bytes: int
     journal_batches: int
     journal_failures: int
+    collectors: tuple[Collector, ...] = ()
 
 
 class PrometheusMetrics:
@@ -102,6 +104,7 @@ class PrometheusMetrics:
     def text(self, gauges: Gauges) -> bytes:
         """Everything in Prometheus' text format."""
         ours = [*self._registry.collect(), *self.frontends.families(), *_states(gauges)]
+        ours += [metric for collector in gauges.collectors for metric in collector.collect()]
         whole = CollectorRegistry()
         whole.register(_Fixed([*ours, *vllm_metrics(ours, gauges.report)]))
         return generate_latest(whole)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+from prometheus_client.registry import Collector
 
 from common import __version__
 from common import messages as m
@@ -32,10 +33,12 @@ class IoCounts:
     Attributes:
         messages_dropped: by link.
         journal_bytes: length of the journal on disk.
+        collectors: of metrics, which are read at a scrape only.
     """
 
     messages_dropped: Mapping[str, int] = field(default_factory=dict)
     journal_bytes: int = 0
+    collectors: tuple[Collector, ...] = ()
 
 
 class StatusReporter:
@@ -135,6 +138,7 @@ class StatusReporter:
             journal_bytes=io_counts.journal_bytes,
             journal_batches=group_commit.num_batches,
             journal_failures=group_commit.num_failures,
+            collectors=io_counts.collectors,
         )
         return self._counters.metrics.text(gauges)
 
