@@ -22,7 +22,8 @@ from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from common.vocabulary import read_vocabulary
-from scheduler_svc.api_key_file import plain_keys, read_key_file, unnamed
+from scheduler_svc.api_key_file import read_key_file, unnamed
+from scheduler_svc.api_key_options import API_KEYS_VARIABLE, api_key_options, plain_keys, require_keys_or_consent
 from scheduler_svc.core.autoscaling.settings import DEFAULT_TARGET_TTFT_S, ScaleSettings, scale_settings
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.fleet.fleet import MAX_MEMBERS
@@ -60,9 +61,7 @@ log = get_logger(__name__)
 @click.option("--frontends", default=1, type=click.IntRange(0, 64), help="HTTP processes; 0 serves ZeroMQ only.")
 @click.option("--api-key", "api_keys", multiple=True, help="Key that clients must send; may be given several times. "
               "Better kept in the environment variable BATON_API_KEYS (comma separated).")  # fmt: skip
-@click.option("--api-keys", "api_keys_file", type=click.Path(dir_okay=False, path_type=Path),
-              envvar="BATON_API_KEYS_FILE", show_envvar=True,
-              help="File of API keys (baton keys api), read again when it changes.")  # fmt: skip
+@api_key_options(exists=False)
 @click.option("--curve-keys", type=click.Path(file_okay=False, path_type=Path),
               help="Folder with the scheduler's secret key and the keys of executors that may connect (baton keys); "
               "these are read again when they change.")  # fmt: skip
@@ -110,6 +109,7 @@ def main(
     frontends: int,
     api_keys: tuple[str, ...],
     api_keys_file: Path | None,
+    no_api_keys: bool,
     curve_keys: Path | None,
     insecure: bool,
     kv_events: KvEventOptions | None,
@@ -138,14 +138,16 @@ def main(
     )
     if store.folder is not None and no_store:
         raise click.UsageError("--store and --no-store contradict each other")
+    if api_keys:
+        os.environ[API_KEYS_VARIABLE] = ",".join(api_keys)  # for the frontends, which must not show it in `ps`
+    if frontends:
+        require_keys_or_consent(api_keys_file, no_api_keys, curve_keys, journal_path and journal_path.parent)
     scale = _scale(min_executors, max_executors, target_ttft_s)
     setup_logging("scheduler", log_level, log_format)
     frontend = replace(frontend, served_model_name=frontend.served_model_name or (model_name(model),))
     name = frontend.served_model_name[0]
     if model is None:
         log.info("no --model given: serving the embedded demo model", model=name)
-    if api_keys:
-        os.environ["BATON_API_KEYS"] = ",".join(api_keys)  # for the frontends, which must not show it in `ps`
     stopping = _StopFlag()
     _raise_file_limit()
     with contextlib.ExitStack() as stack:
@@ -154,9 +156,10 @@ def main(
             curve = ServerCurve.load(curve_keys) if curve_keys is not None else None
             # Only frontends need the file, but a mistake in it is to end this command.
             keys = read_key_file(api_keys_file) if api_keys_file is not None else ()
-            plain = plain_keys()
-            needs_keys = api_keys_file is not None or bool(plain)
-            client_ids = {key.name: key.client_id for key in (*keys, *map(unnamed, plain))} if needs_keys else None
+            needs_keys = api_keys_file is not None or bool(plain_keys())
+            client_ids = (
+                {key.name: key.client_id for key in (*keys, *map(unnamed, plain_keys()))} if needs_keys else None
+            )
             group = kv_events.cache_group if kv_events is not None else None
             if frontends and group is not None and all(key.cache_group != group for key in keys):
                 log.warning("no API key has the cache group that routers are told of", cache_group=group)
@@ -210,7 +213,7 @@ def main(
         if (events := core_process.kv_events) is not None:
             log.info("telling routers what is cached", endpoint=events.endpoint, replay=events.replay_endpoint or "off")
         if listener is not None:
-            if is_beyond_loopback_host(host) and api_keys_file is None and not os.environ.get("BATON_API_KEYS"):
+            if is_beyond_loopback_host(host) and not needs_keys:
                 log.warning("HTTP can be reached from other machines and asks nobody for a key", host=host)
             log.info("listening", url=f"http://{host}:{listener.getsockname()[1]}", model=name, frontends=frontends)
         exit_code = _serve(core_process, processes, stopping)

@@ -19,7 +19,6 @@ from common.errors import BatonError
 from common.trust import why_changeable, why_foreign
 
 KEY_PREFIX = "sk-baton-"
-API_KEYS_VARIABLE = "BATON_API_KEYS"  # not an option: every user of the machine can read a process's arguments
 UNNAMED_PREFIX = "env-"
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}\Z"
 ID_DIGITS = 32
@@ -68,11 +67,6 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: Literal[1]
     keys: tuple[ApiKey, ...]
-
-
-def plain_keys() -> list[str]:
-    """Read the keys of the environment."""
-    return [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
 
 
 def unnamed(key: str) -> ApiKey:

@@ -27,6 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="baton-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
+# Where a scheduler that is given no API keys looks for some: not in the user's `baton-keys`.
+os.environ["BATON_KEYS_DIR"] = os.environ["XDG_STATE_HOME"]
 
 # Where executors look for a keeper if no option says: not where the user's own one listens.
 os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="baton-tests-")

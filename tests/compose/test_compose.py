@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -208,6 +209,19 @@ def test_an_executor_killed_in_the_middle_of_a_stream(stack):
     assert status["requests_failed"] == 0
 
 
+def test_what_an_operator_kills_comes_back_after_a_crash_only(stack):
+    """The commands at the head of compose.yaml: Docker takes its own `kill` for a wish."""
+    drill = re.search(r"docker compose exec executor (sh -c '(.*)')", (ROOT / "compose.yaml").read_text())
+    crashed, killed, _ = stack.containers("executor")
+    stack.docker("exec", crashed, "sh", "-c", drill[2])
+    stack.wait_for(lambda: int(stack.inspect(crashed, "{{.RestartCount}}")) > 0, "Docker started it again")
+    num_restarts = stack.inspect(killed, "{{.RestartCount}}")
+    stack.docker("kill", killed)
+    stack.wait_for(lambda: stack.num_joined() == 2, "the crashed one is back, and the killed one away")
+    assert stack.inspect(killed, "{{.State.Status}} {{.RestartCount}}") == f"exited {num_restarts}"
+    stack.up(executors=3)
+
+
 def test_all_executors_killed_in_the_middle_of_a_stream(stack):
     """No executor is left to go on; the answer waits for the first one that comes back.
 
@@ -282,6 +296,21 @@ def test_a_model_from_the_mounted_folder(stack, tmp_path):
     for key in ("other", alice):
         answer = stack.baton("generate", PROMPT, "--max-tokens", "10", "--api-key", key, "--json")
         assert json.loads(answer)["model"] == "my model"
+
+
+def test_keys_that_one_up_forgets_do_not_open_the_service(stack):
+    """The scheduler says which variable is missing, and serves everyone only when told so."""
+    up = ("up", "--detach", "--no-deps", "scheduler")
+    stack.compose(*up)
+    stack.wait_for(lambda: "are not used" in stack.compose("logs", "--tail", "20", "scheduler"), "it is refused")
+    said = stack.compose("logs", "--tail", "20", "scheduler")
+    assert f"the API keys in {KEYS}/scheduler/api-keys.json are not used" in said
+    assert "BATON_API_KEYS_FILE" in said
+    stack.compose(*up, BATON_SCHEDULER_ARGS="--no-api-keys")
+    stack.wait_for(lambda: stack.num_joined() > 0, "it serves")
+    assert httpx.get(f"{stack.url}/v1/models").status_code == 200
+    stack.compose("run", "--rm", "keys", "rm", f"{KEYS}/scheduler/api-keys.json")  # for the tests that follow
+    stack.up(executors=1)
 
 
 def test_a_new_container_goes_on_with_the_memory_of_the_old_one(stack):

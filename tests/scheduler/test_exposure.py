@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from scheduler_svc.__main__ import main
 from scheduler_svc.api_key_file import ApiKey, encode_key_file
+from scheduler_svc.client.cli import main as baton
 from scheduler_svc.server.exposure import is_beyond_loopback, is_beyond_loopback_host
 from tests.support.keyed import key_ring
 
@@ -153,6 +154,56 @@ def test_keys_that_cannot_be_used_are_told_before_anything_starts(tmp_path, opti
     assert done.returncode == 2
     assert re.search(complaint, done.stderr)
     assert "Traceback" not in done.stderr
+
+
+UNUSED = {  # where API keys lie, below the working folder, and what says so
+    "baton keys' own folder": ("baton-keys/scheduler", [], {}),
+    "its variable": ("elsewhere/scheduler", [], {"BATON_KEYS_DIR": "elsewhere"}),
+    "a Secret of Kubernetes": ("etc", [], {"BATON_KEYS_DIR": "etc"}),
+    "with executors' keys": ("etc", ["--curve-keys", "etc"], {}),
+    "in a state folder": ("state/keys/scheduler", ["--journal", "state/journal.sqlite3"], {}),
+}
+STARTS = {"baton-scheduler": (main, []), "baton up": (baton, ["up"]), "baton ray up": (baton, ["ray", "up"])}
+
+
+@pytest.mark.parametrize("place", UNUSED)
+@pytest.mark.parametrize("start", STARTS)
+def test_keys_that_would_not_be_used_are_refused(tmp_path, monkeypatch, start, place):
+    """Also where the last one was revoked: the service is not to be everyone's because of that."""
+    command, words = STARTS[start]
+    folder, options, variables = UNUSED[place]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BATON_KEYS_DIR")
+    Path(folder).mkdir(parents=True)
+    (file := Path(folder, "api-keys.json")).write_bytes(encode_key_file([]))
+    if "--curve-keys" in options and command is baton:
+        return  # has no such option
+    refused = CliRunner().invoke(command, [*words, *options], env=variables)
+    assert refused.exit_code == 2
+    for part in (f"the API keys in {file} are not used", f"--api-keys {file}", "BATON_API_KEYS_FILE", "--no-api-keys"):
+        assert part in refused.stderr
+    contradictory = CliRunner().invoke(command, [*words, "--no-api-keys"], env={"BATON_API_KEYS_FILE": str(file)})
+    assert contradictory.exit_code == 2
+    assert f"--no-api-keys and BATON_API_KEYS_FILE (--api-keys {file}) contradict" in contradictory.stderr
+
+
+def test_a_folder_in_which_keys_may_lie_unseen_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "keys").symlink_to("keys")
+    monkeypatch.setenv("BATON_KEYS_DIR", str(tmp_path / "keys"))
+    refused = CliRunner().invoke(main, [])
+    assert refused.exit_code == 2
+    assert "api-keys.json may have API keys, and cannot be looked at (Too many levels" in refused.stderr
+
+
+@pytest.mark.parametrize("consent", [{"BATON_API_KEYS": "secret"}, "--no-api-keys", "--frontends=0"])
+def test_what_serves_nobody_without_a_key_or_says_so_goes_on(tmp_path, consent):
+    (tmp_path / "api-keys.json").write_bytes(encode_key_file([]))
+    command = [sys.executable, "-m", "scheduler_svc", "--model", str(tmp_path / "nothing"), "--no-journal"]
+    said, variables = ([consent], {}) if isinstance(consent, str) else ([], consent)
+    env = {**os.environ, "BATON_KEYS_DIR": str(tmp_path), **variables}
+    done = subprocess.run([*command, *said], cwd=ROOT, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert str(tmp_path / "nothing") in done.stderr, "it looked at the model"
+    assert "--no-api-keys" not in done.stderr
 
 
 @pytest.mark.parametrize("with_keys", [False, True])

@@ -45,7 +45,7 @@ def command(ctx: click.Context, *, max_tokens: int) -> None:
         spec = FleetSpec(
             port=port,
             executor_port=executor_port,
-            scheduler_options=("--journal", str(folder / "journal.sqlite3")),
+            scheduler_options=("--journal", str(folder / "journal.sqlite3"), "--no-api-keys"),
             executor_options=("--threads", str(threads)),
             standbys=_STANDBYS if keeps else 0,
             keeper=folder / "keeper.sock" if keeps else None,

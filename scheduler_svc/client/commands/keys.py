@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from scheduler_svc.api_key_options import KEYS_FOLDER, KEYS_FOLDER_VARIABLE
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_USAGE
 from scheduler_svc.client.output import say
 
 if TYPE_CHECKING:
     from scheduler_svc.client.keys.key_ring import Entry, KeyRing
-
-DEFAULT_DIR = "baton-keys"
 
 
 class KeysError(click.ClickException):
@@ -28,9 +27,9 @@ def dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--dir",
         "root",
-        envvar="BATON_KEYS_DIR",
+        envvar=KEYS_FOLDER_VARIABLE,
         show_envvar=True,
-        default=DEFAULT_DIR,
+        default=KEYS_FOLDER,
         show_default=True,
         type=click.Path(file_okay=False, path_type=Path),
         help="The folder with all keys; keep it where you keep secrets.",
@@ -110,6 +109,7 @@ def api(context: click.Context, /, *, name: str, rotate: bool, root: Path, **rig
     with _key_ring(root) as ring:
         key = ring.add_api_key(name, rotate=rotate, **given)
     say(f"baton: this is the only time that {name}'s key is shown; {ring.api_keys} has its hash")
+    say(f"  a scheduler that finds this file starts only with --api-keys {ring.api_keys} (or --no-api-keys)")
     click.echo(key)
 
 

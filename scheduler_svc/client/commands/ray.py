@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler_svc.api_key_options import api_key_options, require_keys_or_consent
 from scheduler_svc.client.commands.executor_options import engine_options
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetMisconfigured, RequestFailed
 from scheduler_svc.client.processes.words import words
@@ -68,8 +69,7 @@ def _timeout_option(default_s: float) -> Callable[[Callable[..., Any]], Callable
 @click.option("--port", default=8000, type=click.IntRange(1, 65535), help="The same.")
 @click.option("--executor-port", default=5555, type=click.IntRange(1, 65535),
               help="Where executors connect, on the scheduler's node; encrypted.")  # fmt: skip
-@click.option("--api-keys", type=click.Path(exists=True, dir_okay=False, path_type=Path), envvar="BATON_API_KEYS_FILE",
-              show_envvar=True, help="File of the API keys that clients need (baton keys api).")  # fmt: skip
+@api_key_options(exists=True)
 @click.option("--executors", default=1, type=click.IntRange(min=0), help="How many; those for which there are no "
               "resources yet wait.")  # fmt: skip
 @click.option("--gpus-per-executor", default=0, type=click.IntRange(min=0), help="Of one node; several share the model "
@@ -97,7 +97,8 @@ def up(
     where: tuple[str, str],
     model: str | None,
     frontend: FrontendOptions,
-    api_keys: Path | None,
+    api_keys_file: Path | None,
+    no_api_keys: bool,
     executors: int,
     gpus_per_executor: int,
     cpus_per_executor: float,
@@ -128,6 +129,7 @@ def up(
         raise click.UsageError("--journal and --no-journal contradict each other")
     if max_executors is None and (min_executors is not None or target_ttft is not None):
         raise click.UsageError("--min-executors and --target-ttft need --max-executors")
+    require_keys_or_consent(api_keys_file, no_api_keys, options["journal"] and Path(options["journal"]).parent)
     limits = words(min_executors=min_executors, max_executors=max_executors, target_ttft=target_ttft)
     operator = _operator(where, runtime_env)
     from scheduler_svc.client.ray.start import announce, new_spec  # noqa: PLC0415  (--help needs no Ray)
@@ -140,8 +142,8 @@ def up(
         cpus=cpus_per_executor,
         gpus=gpus_per_executor,
         keeps=not no_keep,
-        api_keys_file=api_keys,
-        scheduler_options=(*frontend.arguments(), *limits),
+        api_keys_file=api_keys_file,
+        scheduler_options=(*frontend.arguments(), *limits, *(("--no-api-keys",) if no_api_keys else ())),
         executor_options=(*words(threads=threads), *engine),
         **options,
     )

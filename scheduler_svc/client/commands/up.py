@@ -1,7 +1,6 @@
 """`baton up`: both services on this machine, kept up until Ctrl-C."""
 
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ import click
 from common.exit_codes import EXIT_USAGE, exit_code_of
 from common.keeper_socket import default_socket
 from common.model_files import model_name
+from scheduler_svc.api_key_options import api_key_options, plain_keys, require_keys_or_consent
 from scheduler_svc.client.commands.executor_options import ExecutorChoices, executor_options
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.keeper import keeper_listens
@@ -51,8 +51,7 @@ class Welcome:
 @frontend_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to serve HTTP.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Where to serve HTTP.")
-@click.option("--api-keys", type=click.Path(exists=True, dir_okay=False, path_type=Path), envvar="BATON_API_KEYS_FILE",
-              show_envvar=True, help="File of the API keys that clients need (baton keys api).")  # fmt: skip
+@api_key_options(exists=True)
 @click.option(
     "--executor-port", default=5555, show_default=True, type=click.IntRange(1, 65535), help="Where executors connect."
 )
@@ -84,7 +83,8 @@ def command(
     frontend: FrontendOptions,
     host: str,
     port: int,
-    api_keys: Path | None,
+    api_keys_file: Path | None,
+    no_api_keys: bool,
     executor_port: int,
     executors: ExecutorChoices,
     standbys: int,
@@ -116,9 +116,11 @@ def command(
         raise click.UsageError("--journal and --no-journal contradict each other")
     if store.folder is not None and no_store:
         raise click.UsageError("--store and --no-store contradict each other")
+    require_keys_or_consent(api_keys_file, no_api_keys, journal and journal.parent)
     logs = words(log_level=log_level, log_format=log_format)
-    without = (*(("--no-journal",) if no_journal else ()), *(("--no-store",) if no_store else ()))
-    kept = (*store.arguments(), *words(api_keys=api_keys, journal=journal), *without)
+    flags = {"--no-api-keys": no_api_keys, "--no-journal": no_journal, "--no-store": no_store}
+    without = [flag for flag, is_said in flags.items() if is_said]
+    kept = (*store.arguments(), *words(api_keys=api_keys_file, journal=journal), *without)
     keeper = None if no_keep or sys.platform != "linux" else keeper_socket or default_socket()
     spec = FleetSpec(
         model=model,
@@ -141,7 +143,7 @@ def command(
     welcome = Welcome(
         model=(*frontend.served_model_name, model_name(model))[0],
         is_demo=model is None,
-        needs_key=api_keys is not None or bool(os.environ.get("BATON_API_KEYS")),
+        needs_key=api_keys_file is not None or bool(plain_keys()),
         has_page=not frontend.no_page,
     )
     run_until_stopped(spec, log_dir, welcome)

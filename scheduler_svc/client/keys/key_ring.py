@@ -29,6 +29,7 @@ from scheduler_svc.api_key_file import (
     new_key,
     read_key_file,
 )
+from scheduler_svc.api_key_options import API_KEYS_FILE
 
 
 class KeyRingError(BatonError):
@@ -62,7 +63,7 @@ class KeyRing:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.scheduler = root / "scheduler"
-        self.api_keys = self.scheduler / "api-keys.json"
+        self.api_keys = self.scheduler / API_KEYS_FILE
         self._executors = root / "executors"
         self._server_secret = self.scheduler / curve.SERVER_SECRET
 

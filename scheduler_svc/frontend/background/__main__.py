@@ -16,7 +16,7 @@ from common.logging import get_logger, setup_logging
 from common.malloc import give_large_blocks_back
 from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
-from scheduler_svc.api_key_file import plain_keys
+from scheduler_svc.api_key_options import plain_keys
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background.app import create_worker_app
 from scheduler_svc.frontend.background.batch_tools import BatchTools
