@@ -201,9 +201,8 @@ def main(
                 stack.callback(processes.kill)
             kill_frontend = processes.end if processes is not None else None
             beside = processes.named if processes is not None else dict
-            core_process = CoreProcess(
-                executor_endpoint, front, config, journal, curve, kill_frontend, kv_events, beside
-            )
+            watched = kill_frontend, kv_events, beside, api_keys_file
+            core_process = CoreProcess(executor_endpoint, front, config, journal, curve, *watched)
         except (BatonError, OSError) as error:
             click.echo(f"baton-scheduler: {error}", err=True)
             sys.exit(exit_code_of(error))

@@ -111,6 +111,45 @@ def read_key_file(path: Path) -> tuple[ApiKey, ...]:
     return keys
 
 
+def version_of(path: Path) -> tuple[int, ...] | None:
+    """Return a value that is another one after each change of a file; None if the file cannot be looked at.
+
+    The time of a change of status tells also of a new owner, which may be what lets the file be read again.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns, status.st_size
+
+
+class KeyFileWatch:
+    """Tells whether a file of keys can be read. Those who use it keep the keys of before, so that nothing else shows
+    that a revoked key stays valid, and that the next start fails.
+
+    Attributes:
+        failure: why it could not be read when it was last looked at; empty if it could.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.failure = ""
+        self._path = path
+        self._version = version_of(path)
+
+    def reload(self) -> None:
+        """Look at the file, and read it if it has changed or could not be read."""
+        version = version_of(self._path)
+        if version == self._version and not self.failure:
+            return
+        self._version = version
+        try:
+            read_key_file(self._path)
+        except ApiKeysError as error:
+            self.failure = str(error)
+        else:
+            self.failure = ""
+
+
 def encode_key_file(keys: Sequence[ApiKey]) -> bytes:
     """The content of a file with these keys."""
     return msgspec.json.format(msgspec.json.encode(KeyFile(1, tuple(keys))), indent=2) + b"\n"

@@ -124,6 +124,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
         first_token, between_tokens: submit to first token, and a sequence's token to its next one; None if there was
             none of these in the last five minutes.
         waits_for: what the first in the queue waits for; empty if none waits.
+        keys_unreadable: why the keys of `clients` or of `executors` cannot be read: those of before stay.
         events: the last few, the newest last.
         scale: None without `--max-executors`, and in the first seconds, while executors come back that an earlier life
             of the scheduler had: then nothing is to be started or ended.
@@ -154,4 +155,5 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     first_token: Percentiles | None = None
     between_tokens: Percentiles | None = None
     waits_for: WaitReason | Literal[""] = ""
+    keys_unreadable: dict[str, str] = {}
     events: list[PastEvent] = []

@@ -1,7 +1,6 @@
 """The API keys that a frontend accepts, and the client that each stands for."""
 
 import hmac
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from common.logging import get_logger
 from common.messages import MAX_PRIORITY
-from scheduler_svc.api_key_file import ApiKey, ApiKeysError, digest, read_key_file, unnamed
+from scheduler_svc.api_key_file import ApiKey, ApiKeysError, digest, read_key_file, unnamed, version_of
 
 RELOAD_INTERVAL_S = 1.0
 REVOKED_AFTER_S = 10.0  # for which a key is missing: whoever writes the file may take several steps
@@ -113,7 +112,7 @@ class ApiKeys:
             return
         self._look_at = now + RELOAD_INTERVAL_S
         seen = self._look()
-        if seen != self._seen:
+        if seen != self._seen or self._failure:
             self._seen = seen
             if self._reload():
                 log.info("API keys changed", keys=len(self._clients))
@@ -140,12 +139,7 @@ class ApiKeys:
         return [_client_of(key) for key in read_key_file(self._path)] if self._path is not None else []
 
     def _look(self) -> tuple[int, ...] | None:
-        """A value that is equal as long as the file has not changed; None if there is no file."""
-        try:
-            status = os.stat(self._path) if self._path is not None else None
-        except OSError:
-            return None
-        return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode) if status is not None else None
+        return version_of(self._path) if self._path is not None else None
 
 
 def _client_of(key: ApiKey) -> ApiClient:

@@ -61,6 +61,11 @@ class Connections:
     def __len__(self) -> int:
         return len(self._peers)
 
+    @property
+    def keys_failure(self) -> str:
+        """Why the keys of peers cannot be read; empty if they can."""
+        return self._doorway.keys_failure
+
     def fileno(self) -> int:
         """For a poller: readable when a connection is."""
         return _number_of(self._selector)

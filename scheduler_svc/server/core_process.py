@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 
 import zmq
 
@@ -11,6 +12,7 @@ from common import messages as m
 from common.curve import ServerCurve
 from common.logging import DropLog, QuietLog, get_logger
 from common.wire import VersionError
+from scheduler_svc.api_key_file import KeyFileWatch
 from scheduler_svc.core.actions import Peer, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
@@ -19,6 +21,7 @@ from scheduler_svc.core.fleet.hello_check import MAX_LANES
 from scheduler_svc.core.observability.status_report import IoCounts
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S, Legacy, Loaded
+from scheduler_svc.server.curve_auth import KeyReader
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.kv_events import KvEventOptions, KvEventPublisher
 from scheduler_svc.server.process_use import ProcessUse
@@ -44,6 +47,7 @@ class CoreProcess:
         kill_frontend: kills the process of a frontend that hangs; None where frontends are not ours.
         kv_events: where routers are told what is cached; None tells nobody. Goes with `announced_salt` of the config.
         processes_beside: names and ids of the processes of the service beside this one, for metrics.
+        api_keys_file: frontends use it; here it is only watched.
 
     Attributes:
         core: for reading.
@@ -60,6 +64,7 @@ class CoreProcess:
         kill_frontend: Callable[[int], object] | None = None,
         kv_events: KvEventOptions | None = None,
         processes_beside: Callable[[], Mapping[str, int]] = dict,
+        api_keys_file: Path | None = None,
     ) -> None:
         now = time.monotonic()
         loaded = Loaded([], 0.0, time.time() - now) if journal is None else journal.load()
@@ -92,6 +97,8 @@ class CoreProcess:
         if kv_events is not None and self.core.scheduler.cache_events is not None:
             self.kv_events = KvEventPublisher(kv_events, self.core.scheduler.cache_events, self._drops["routers"])
             self.kv_events.register(self._poller)
+        self._api_keys = KeyFileWatch(api_keys_file) if api_keys_file is not None else None
+        self._key_reader = KeyReader(self._api_keys.reload, "API keys") if self._api_keys is not None else None
         self._journal = journal
         self._process_use = ProcessUse(processes_beside)
         routers = (self._executors, self._fronts)
@@ -132,6 +139,8 @@ class CoreProcess:
         self._fronts.close()
         if self.kv_events is not None:
             self.kv_events.close()
+        if self._key_reader is not None:
+            self._key_reader.stop()
 
     def _wrong_version(self, peer: Peer, error: VersionError) -> None:
         self._executors.send(peer, m.Reject(reason=str(error)))
@@ -155,6 +164,10 @@ class CoreProcess:
             messages_dropped={link: drops.count for link, drops in self._drops.items()},
             journal_bytes=0 if self._journal is None else self._journal.num_bytes,
             collectors=(self._process_use,),
+            keys_unreadable={
+                "clients": self._api_keys.failure if self._api_keys is not None else "",
+                "executors": self._executors.keys_failure,
+            },
         )
 
 

@@ -1,10 +1,11 @@
 """Which executors may connect: the keys in a folder, read again when they change."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from common.curve import KeyFileError, ServerCurve, allowed_files, load_public, require_own_folder
 from common.logging import get_logger
+from common.paths import why_not
 
 RELOAD_INTERVAL_S = 1.0
 
@@ -19,10 +20,12 @@ class AllowList:
 
     Attributes:
         version: another number after each change.
+        failure: why the folder, or a key in it, could not be read the last time; empty if all could be.
     """
 
     def __init__(self, curve: ServerCurve) -> None:
         self.version = 0
+        self.failure = ""
         self._folder = curve.folder
         self._seen: object = None
         self._names: Mapping[str, str] = {}
@@ -45,8 +48,9 @@ class AllowList:
                 return
             names = self._read()
         except (OSError, KeyFileError) as error:
+            self.failure = why_not(error) if isinstance(error, OSError) else str(error)
             if self._seen is not None:
-                log.error("executors' keys cannot be read, keeping those of before", reason=str(error))
+                log.error("executors' keys cannot be read, keeping those of before", reason=self.failure)
             self._seen = None
             return
         self._seen = seen
@@ -63,22 +67,29 @@ class AllowList:
 
     def _read(self) -> dict[str, str]:
         """Names by key. A file that is no key, or that others could have changed, is left out."""
-        names = {}
+        names, self.failure = {}, ""
         for name, path in allowed_files(self._folder).items():
             try:
                 names[load_public(path).decode()] = name
             except KeyFileError as error:
+                self.failure = self.failure or str(error)
                 log.error("executor's key left out", executor=name, reason=str(error))
         return names
 
 
-class AllowListReader:
-    """Keeps a list up to date, in a thread: a folder may lie on a disk that hangs."""
+class KeyReader:
+    """Reads keys again, in a thread: they may lie on a disk that hangs.
 
-    def __init__(self, allowed: AllowList) -> None:
-        self._allowed = allowed
+    Args:
+        reload: called each second.
+        name: of the thread.
+    """
+
+    def __init__(self, reload: Callable[[], None], name: str = "allow list") -> None:
+        self._reload = reload
+        self._name = name
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="allow list", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -89,9 +100,9 @@ class AllowListReader:
     def _run(self) -> None:
         while not self._stopping.wait(RELOAD_INTERVAL_S):
             try:
-                self._allowed.reload()
+                self._reload()
             except Exception:  # without this thread no key could be revoked any more
-                log.exception("executors' keys cannot be read, keeping those of before")
+                log.exception("keys cannot be read, keeping those of before", keys=self._name)
 
 
 def _words(entries: set[tuple[str, str]]) -> str:

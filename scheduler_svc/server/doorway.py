@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterable
 
 from common.curve import ServerCurve
-from scheduler_svc.server.curve_auth import AllowList, AllowListReader
+from scheduler_svc.server.curve_auth import AllowList, KeyReader
 from scheduler_svc.server.listener import Listener
 from scheduler_svc.server.peer import PeerConnection
 from scheduler_svc.server.zmtp.connection import Connection
@@ -35,7 +35,7 @@ class Doorway:
         self._numbers = itertools.count(1)
         self._listener = Listener(endpoint)
         self.endpoint = self._listener.endpoint
-        self._reader = AllowListReader(self._allowed) if self._allowed is not None else None
+        self._reader = KeyReader(self._allowed.reload) if self._allowed is not None else None
 
     @property
     def socket(self) -> socket.socket:
@@ -46,6 +46,11 @@ class Doorway:
     def num_turned_away(self) -> int:
         """Connections that were turned away at once, so far."""
         return self._listener.num_turned_away
+
+    @property
+    def keys_failure(self) -> str:
+        """Why the keys of peers cannot be read; empty if they can."""
+        return self._allowed.failure if self._allowed is not None else ""
 
     @property
     def asks_for_keys(self) -> bool:

@@ -79,6 +79,11 @@ class Router(Generic[Incoming]):
         return self._connections.fileno()
 
     @property
+    def keys_failure(self) -> str:
+        """Why the keys of peers cannot be read; empty if they can."""
+        return self._connections.keys_failure
+
+    @property
     def has_unread(self) -> bool:
         """Whether `receive` has more to give than the poller knows of."""
         return any(not self._connections.has_to_wait(peer) for peer in self._unread.values())

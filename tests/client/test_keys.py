@@ -2,8 +2,11 @@
 
 import json
 import multiprocessing
+import os
 import stat
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +16,17 @@ from scheduler_svc.api_key_file import digest
 from scheduler_svc.client.cli import main
 from scheduler_svc.client.keys.key_ring import KeyRing
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from tests.support.other_user import UID, command_as, folder_of_all, needs_root
+
+ROOT = Path(__file__).parents[2]
+SERVICE = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+from common.curve import ClientCurve, ServerCurve
+from pathlib import Path
+from scheduler_svc.client.cli import main
+from scheduler_svc.client.keys import key_ring
+from scheduler_svc.frontend.api_keys import ApiKeys
+"""
 
 
 @pytest.fixture
@@ -236,3 +250,86 @@ def _add(root, worker, all_started):
     all_started.wait(60)
     for number in range(10):
         KeyRing(root).add_api_key(f"{worker}-{number}", max_open_requests=0, admin=False)
+
+
+def owner_and_mode(path):
+    status = path.stat()
+    return status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)
+
+
+def by_service(uid, code, *arguments):
+    """What a process of this user, in its own group, says."""
+    command = command_as(uid, code, *arguments, before=SERVICE)
+    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+
+
+@needs_root
+def test_root_makes_the_keys_of_the_user_whose_folder_it_is():
+    """`sudo baton keys --dir /var/lib/baton/keys`: the service reads all of it, before and after each command."""
+    with folder_of_all(0o700) as home:
+        os.chown(home, UID, UID)
+        root = home / "state" / "keys"
+
+        def run(*arguments):
+            done = CliRunner().invoke(main, ["keys", *arguments, "--dir", str(root)])
+            assert done.exit_code == 0, done.output
+            return done.stdout.strip()
+
+        (home / "state").mkdir()
+        os.chown(home / "state", UID, UID)
+        run("init", "--executor", "gpu-1")
+        keys = [run("api", "alice"), run("api", "bob"), run("api", "bob", "--rotate")]
+        run("revoke", "bob", "--old")
+        reads = (
+            "ServerCurve.load(Path(sys.argv[1], 'scheduler')); ClientCurve.load(Path(sys.argv[1], 'executors/gpu-1'))"
+        )
+        reads += "; print(*(ApiKeys(path=Path(sys.argv[1], 'scheduler/api-keys.json')).client_of(key) is not None"
+        done = by_service(UID, f"{reads} for key in sys.argv[2:]))", root, *keys)
+        assert done.stdout.split() == ["True", "False", "True"], done.stderr
+        owners = {path: owner_and_mode(path)[:2] for path in (root, *root.rglob("*"))}
+        assert {uid for uid, _ in owners.values()} == {UID}, owners
+        assert os.geteuid() == 0, "root again"
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [0, UID])
+def test_a_file_that_is_written_again_keeps_its_owner_group_and_mode(owner):
+    """Such as root's keys, of which the service's group may read those that it needs."""
+    with folder_of_all(0o755) as root:
+
+        def run(*arguments):
+            done = CliRunner().invoke(main, ["keys", *arguments, "--dir", str(root)])
+            assert done.exit_code == 0, done.output
+
+        run("init", "--executor", "gpu-1")
+        run("api", "alice")
+        api_keys, server_key = root / "scheduler/api-keys.json", root / "executors/gpu-1/server.key"
+        server_key.write_bytes((root / "scheduler/executor-gpu-1.key").read_bytes())  # of another scheduler
+        for path in (root, *root.rglob("*")):
+            os.chown(path, owner, 4711)
+        os.chown(server_key, 0, 8)  # in a folder of whomever
+        api_keys.chmod(0o640)
+        before = [(owner, 4711, 0o640), (0, 8, 0o644)]
+        assert [owner_and_mode(file) for file in (api_keys, server_key)] == before
+        run("executor", "gpu-1")
+        run("api", "bob")
+        run("revoke", "alice")
+        assert [owner_and_mode(file) for file in (api_keys, server_key)] == before
+        assert load_public(server_key).decode() in (root / "scheduler/server.key_secret").read_text()
+        assert '"bob"' in api_keys.read_text()
+
+
+@needs_root
+def test_another_user_is_told_whose_the_folder_is():
+    with folder_of_all(0o755) as home:
+        root = home / "keys"
+        assert CliRunner().invoke(main, ["keys", "init", "--dir", str(root)]).exit_code == 0
+        for command in (["list"], ["api", "bob"], ["revoke", "bob"], ["init"], ["executor", "gpu-1"]):
+            done = by_service(UID, "main(['keys', *sys.argv[1:]])", *command, "--dir", root)
+            assert done.returncode == 2, done.stderr
+            assert done.stderr.count("\n") == 1
+            assert "Permission denied" in done.stderr
+            assert f"{root} is for user root: sudo -u root baton keys" in done.stderr
+        root.chmod(0o755)
+        done = by_service(UID, "main(['keys', 'list', *sys.argv[1:]])", "--dir", home / "keys" / "x" / "y")
+        assert "there is no folder" in done.stderr, "which is said of what is missing only"

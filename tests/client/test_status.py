@@ -91,6 +91,14 @@ def test_the_journal_and_what_was_resumed(baton, server):
     assert "requests accepted now are lost" in baton("status").stdout
 
 
+def test_keys_that_cannot_be_read(baton, server):
+    assert "cannot be read" not in baton("status").stdout
+    server.status_report.update(keys_unreadable={"clients": "/keys/api-keys.json cannot be read: Permission denied"})
+    lines = baton("status").stdout.splitlines()
+    reason = "/keys/api-keys.json cannot be read: Permission denied"
+    assert f"Keys of clients cannot be read, those of before stay: {reason}." in lines
+
+
 def test_how_many_executors_are_wanted(baton, server):
     assert "wanted" not in baton("status").stdout
     scale = {"wanted": 3, "forecast_ttft_s": 1.25, "reason": "memory", "drain_first": ["gpu-a"]}

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -24,6 +25,7 @@ from scheduler_svc.kv_event_options import salt_of_group
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 from tests.support.clock import Clock
 from tests.support.eventually import eventually
+from tests.support.other_user import needs_root
 
 ALICE, BOB = new_key(), new_key()
 
@@ -252,6 +254,31 @@ def test_a_file_that_changes_is_read_again(file, clock, capsys):
     clock.now += 1.5
     assert keys.client_of(ALICE) is not None
     assert keys.client_of(BOB) is None
+
+
+@needs_root
+def test_a_file_is_read_again_when_its_owner_is_the_right_one(file, clock):
+    """Neither its time nor its size tells of that."""
+    keys = ApiKeys(path=file)
+    write(file, entry("bob", BOB))
+    os.chown(file, 4711, -1)
+    clock.now += 1.5
+    assert keys.client_of(BOB) is None, "a third user could have written it"
+    os.chown(file, 0, -1)
+    clock.now += 1.5
+    assert keys.client_of(BOB) is not None
+
+
+def test_a_file_that_could_not_be_read_is_read_again_although_it_is_the_same(file, clock, monkeypatch):
+    """Such as on a disk that failed for a while."""
+    keys = ApiKeys(path=file)
+    write(file, entry("bob", BOB))
+    with monkeypatch.context() as away:
+        away.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        clock.now += 1.5
+        assert keys.client_of(BOB) is None
+    clock.now += 1.5
+    assert keys.client_of(BOB) is not None
 
 
 def test_files_that_cannot_be_used(file):

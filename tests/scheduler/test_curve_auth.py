@@ -18,7 +18,7 @@ from common.curve import ClientCurve, KeyFileError, KeyPair, certificate
 from common.logging import DropLog, get_logger
 from scheduler_svc.core.actions import Sent
 from scheduler_svc.server import curve_auth
-from scheduler_svc.server.curve_auth import AllowList, AllowListReader
+from scheduler_svc.server.curve_auth import AllowList, KeyReader
 from scheduler_svc.server.router import Router
 from tests.support.eventually import eventually
 from tests.support.hello import hello
@@ -243,7 +243,7 @@ def test_whatever_goes_wrong_once_does_not_end_the_thread_that_revokes(ring, mon
 
     allowed = AllowList(server_curve(ring))
     monkeypatch.setattr(AllowList, "_look", fail_twice)
-    reader = AllowListReader(allowed)
+    reader = KeyReader(allowed.reload)
     try:
         (ring.scheduler / "executor-one.key").unlink()
         one = client_curve(ring, "one").keys.public.decode()

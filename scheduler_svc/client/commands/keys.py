@@ -31,7 +31,7 @@ def dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
         show_envvar=True,
         default=KEYS_FOLDER,
         show_default=True,
-        type=click.Path(file_okay=False, path_type=Path),
+        type=click.Path(file_okay=False, readable=False, path_type=Path),
         help="The folder with all keys; keep it where you keep secrets.",
     )(command)
 
@@ -150,12 +150,16 @@ def revoke(*, name: str, only_old: bool, root: Path) -> None:
 def _key_ring(root: Path) -> Iterator["KeyRing"]:
     """The folder, with each error as one line."""
     from common.errors import BatonError  # noqa: PLC0415  (zmq and msgspec are not needed for --help)
-    from scheduler_svc.client.keys.key_ring import KeyRing  # noqa: PLC0415
+    from common.paths import why_not  # noqa: PLC0415
+    from scheduler_svc.client.keys.key_ring import KeyRing, as_owner_of  # noqa: PLC0415
 
     try:
-        yield KeyRing(root)
-    except (BatonError, OSError) as error:
+        with as_owner_of(root):
+            yield KeyRing(root)
+    except BatonError as error:
         raise KeysError(str(error)) from error
+    except OSError as error:
+        raise KeysError(why_not(error)) from error
 
 
 def _print_table(entries: Sequence["Entry"]) -> None:

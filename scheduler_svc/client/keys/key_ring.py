@@ -3,12 +3,17 @@
 scheduler/         for `baton-scheduler --curve-keys`: its secret key, and the public keys of executors
 scheduler/api-keys.json                                   for `baton-scheduler --api-keys`
 executors/NAME/    for `baton-executor --curve-keys` on NAME's machine: its secret key, the scheduler's public one
+
+The service that reads these files runs as another user than root. So a file that is written again keeps its owner,
+group and mode, and root makes new ones as the user whose folder it is.
 """
 
 import contextlib
 import fcntl
 import os
+import pwd
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +26,7 @@ import msgspec
 from common import curve
 from common.curve import KeyPair
 from common.errors import BatonError
+from common.paths import is_there, nearest, user_name, why_not
 from scheduler_svc.api_key_file import (
     ApiKey,
     digest,
@@ -71,7 +77,7 @@ class KeyRing:
         """Make the scheduler's keys. Returns False, and changes nothing, if they exist."""
         self._make_folders()
         with self._locked():
-            if self._server_secret.exists():
+            if is_there(self._server_secret):
                 KeyPair.load(self._server_secret)  # raises if the file is damaged
                 return False
             _make_secret(self._server_secret)
@@ -89,10 +95,10 @@ class KeyRing:
             self._check_free(name, "executor")
             folder, allowed = self.executor_folder(name), self._allowed_file(name)
             secret = folder / curve.EXECUTOR_SECRET
-            if allowed.exists() and not secret.exists():
+            if is_there(allowed) and not is_there(secret):
                 raise KeyRingError(f"{name} is on the scheduler's list, and {secret} is gone: revoke {name} first")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not secret.exists():
+            if not is_there(secret):
                 _make_secret(secret)
             _put_public(folder / curve.SERVER_PUBLIC, server.public)
             return _put_public(allowed, KeyPair.load(secret).public)  # last: only now may it connect
@@ -132,7 +138,7 @@ class KeyRing:
 
     def entries(self) -> list[Entry]:
         """All keys but the scheduler's: executors by name, then API keys in the order made."""
-        if not self.root.is_dir():
+        if not is_there(self.root):
             raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
         executors = [
             Entry("executor", name, "", _modified(path), curve.load_public(path).decode())
@@ -164,11 +170,11 @@ class KeyRing:
             Its kind.
         """
         _check_name(name)
-        if not self.root.is_dir():
+        if not is_there(self.root):
             raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
         with self._locked():
             allowed = self._allowed_file(name)
-            if allowed.exists() and not only_old:
+            if is_there(allowed) and not only_old:
                 allowed.unlink()
                 shutil.rmtree(self.executor_folder(name), ignore_errors=True)
                 return "executor"
@@ -185,12 +191,12 @@ class KeyRing:
     def _make_folders(self) -> None:
         with contextlib.suppress(FileExistsError):
             self.root.mkdir(mode=0o700, parents=True)
-            (self.root / ".gitignore").write_text("*\n")
+            _replace(self.root / ".gitignore", b"*\n", 0o644)
         for folder in (self.scheduler, self._executors):
             folder.mkdir(mode=0o700, exist_ok=True)
 
     def _server_keys(self) -> KeyPair:
-        if not self._server_secret.exists():
+        if not is_there(self._server_secret):
             raise KeyRingError(f"there is no {self._server_secret}; baton keys init makes it")
         return KeyPair.load(self._server_secret)
 
@@ -198,13 +204,13 @@ class KeyRing:
         return self.scheduler / f"{curve.ALLOWED_PREFIX}{name}{curve.ALLOWED_SUFFIX}"
 
     def _read_api_keys(self) -> tuple[ApiKey, ...]:
-        return read_key_file(self.api_keys) if self.api_keys.exists() else ()
+        return read_key_file(self.api_keys) if is_there(self.api_keys) else ()
 
     def _check_free(self, name: str, kind: Literal["executor", "api"]) -> None:
         """Names are unique among executors and clients together, so that `revoke` needs only the name."""
         if kind == "executor" and any(key.name == name for key in self._read_api_keys()):
             raise KeyRingError(f"{name} is the name of an API key; take another")
-        if kind == "api" and self._allowed_file(name).exists():
+        if kind == "api" and is_there(self._allowed_file(name)):
             raise KeyRingError(f"{name} is the name of an executor; take another")
 
     @contextlib.contextmanager
@@ -218,6 +224,46 @@ class KeyRing:
             os.close(descriptor)
 
 
+@contextlib.contextmanager
+def as_owner_of(root: Path) -> Iterator[None]:
+    """Work on a folder of keys, or make it, as the user that it belongs to, if this is root: nothing in there can lead
+    root elsewhere, and what is made there is the owner's to read.
+
+    Raises:
+        KeyRingError: this user may not; the message says which one may.
+        OSError: anything else about a file, with its path.
+    """
+    owner = nearest(root).stat()
+    is_other = os.geteuid() == 0 != owner.st_uid
+    try:
+        with _acting_as(owner.st_uid, owner.st_gid) if is_other else contextlib.nullcontext():
+            yield
+    except (PermissionError, BatonError) as error:
+        reason = error if isinstance(error, PermissionError) else error.__cause__
+        if owner.st_uid == os.geteuid() or not isinstance(reason, PermissionError):
+            raise
+        name = user_name(owner.st_uid)
+        words = why_not(error) if error is reason else str(error)
+        raise KeyRingError(f"{words}; {root} is for user {name}: sudo -u {name} baton keys ...") from error
+
+
+@contextlib.contextmanager
+def _acting_as(uid: int, gid: int) -> Iterator[None]:
+    """Have the rights of a user for a while, instead of root's."""
+    own = os.getgroups(), os.getegid()
+    with contextlib.suppress(KeyError):
+        gid = pwd.getpwuid(uid).pw_gid
+    try:
+        os.setgroups(os.getgrouplist(user_name(uid), gid))
+        os.setegid(gid)
+        os.seteuid(uid)
+        yield
+    finally:
+        os.seteuid(os.getuid())
+        os.setegid(own[1])
+        os.setgroups(own[0])
+
+
 def _check_name(name: str) -> None:
     if not curve.KEY_NAME.fullmatch(name) or name.startswith("."):
         raise KeyRingError(f"{name!r} is no name: 1 to 64 letters, digits, dots, dashes or underscores, no dot first")
@@ -225,7 +271,7 @@ def _check_name(name: str) -> None:
 
 def _put_public(path: Path, public: bytes) -> bool:
     """Write a public file unless it is there with this key. Returns whether it was written."""
-    if path.exists() and curve.load_public(path) == public:
+    if is_there(path) and curve.load_public(path) == public:
         return False
     _replace(path, curve.certificate(public).encode(), 0o644)
     return True
@@ -237,11 +283,18 @@ def _make_secret(path: Path) -> None:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file atomically: a reader sees the whole old file, if there was one, or the whole new one."""
+    """Write a file atomically: a reader sees the whole old file, if there was one, or the whole new one.
+
+    Args:
+        mode: of a file that is new.
+    """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
         with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
+            if is_there(path):
+                _make_like(descriptor, path)
+            else:
+                os.fchmod(descriptor, mode)
             file.write(content)
             file.flush()
             os.fsync(descriptor)
@@ -249,6 +302,23 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _make_like(descriptor: int, path: Path) -> None:
+    """Give a file the owner, group and mode of the one that it takes the place of. Raises KeyRingError if that needs
+    rights that this user does not have."""
+    old, new = path.stat(), os.fstat(descriptor)
+    acting = os.geteuid()
+    os.seteuid(os.getuid())  # root may, also where it acts as the folder's owner
+    try:
+        if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & 0o777)
+    except PermissionError as error:
+        holders = f"user {user_name(old.st_uid)} and group {old.st_gid}"
+        raise KeyRingError(f"{path} belongs to {holders}, which only root can keep: run this as root") from error
+    finally:
+        os.seteuid(acting)
 
 
 def _modified(path: Path) -> str:

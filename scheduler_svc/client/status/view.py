@@ -39,8 +39,12 @@ def status_view(report: StatusReport) -> RenderableType:
     """Facts about the whole service, then a line for each executor."""
     title = f"{report.model}, up {duration(report.uptime_s)}, Baton {report.version}"
     facts = Text(_facts(report))
-    if report.journal == "failed":
-        facts.append(f"\n{_JOURNAL_FAILED}", style="bold red")
+    troubles = [_JOURNAL_FAILED] if report.journal == "failed" else []
+    troubles += [
+        f"Keys of {whose} cannot be read, those of before stay: {why}." for whose, why in report.keys_unreadable.items()
+    ]
+    for trouble in troubles:
+        facts.append(f"\n{trouble}", style="bold red")
     parts: list[RenderableType] = [Text(title, style="bold"), facts, Text(), _ExecutorTable(report.executors)]
     return Group(*parts, *([Text(), _events(report.events)] if report.events else []))
 

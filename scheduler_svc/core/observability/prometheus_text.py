@@ -35,6 +35,7 @@ class Gauges:
     Attributes:
         open_requests: by client.
         messages_dropped: by link.
+        keys_unreadable: 1 or 0, by whose keys they are.
         collectors: of metrics that only the process around the core can read.
     """
 
@@ -51,6 +52,7 @@ class Gauges:
     journal_bytes: int
     journal_batches: int
     journal_failures: int
+    keys_unreadable: Mapping[str, int]
     collectors: tuple[Collector, ...] = ()
 
 
@@ -162,6 +164,8 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
     yield _gauge("baton_journal_state", "1 for the journal's present state.", "state", journal)
     yield GaugeMetricFamily("baton_journal_lag_seconds", "Age of what is not on disk.", value=report.journal_lag_s)
     yield GaugeMetricFamily("baton_journal_bytes", "Length of the journal on disk.", value=gauges.journal_bytes)
+    unreadable = "1 while keys cannot be read, so that those of before stay."
+    yield _gauge("baton_keys_unreadable", unreadable, "whose", gauges.keys_unreadable)
     for name, text, value in (
         ("baton_journal_batches", "Batches written to the journal.", gauges.journal_batches),
         ("baton_journal_failures", "Writes to the journal that failed or got stuck.", gauges.journal_failures),

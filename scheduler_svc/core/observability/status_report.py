@@ -33,11 +33,13 @@ class IoCounts:
     Attributes:
         messages_dropped: by link.
         journal_bytes: length of the journal on disk.
+        keys_unreadable: why the keys of `clients` and of `executors` cannot be read; empty if they can.
         collectors: of metrics, which are read at a scrape only.
     """
 
     messages_dropped: Mapping[str, int] = field(default_factory=dict)
     journal_bytes: int = 0
+    keys_unreadable: Mapping[str, str] = field(default_factory=dict)
     collectors: tuple[Collector, ...] = ()
 
 
@@ -92,7 +94,7 @@ class StatusReporter:
     def report(self, now: float) -> StatusReport:
         """The same without events."""
         stats, counters, group_commit = self._scheduler.stats, self._counters, self._requests.group_commit
-        ended = counters.ended_by
+        ended, io_counts = counters.ended_by, self._io_counts()
         return StatusReport(
             version=__version__,
             model=self._model,
@@ -103,7 +105,7 @@ class StatusReporter:
             requests_failed=ended["error"],
             preemptions=stats.preemptions,
             executors_lost=counters.executors_lost,
-            messages_dropped=sum(self._io_counts().messages_dropped.values()),
+            messages_dropped=sum(io_counts.messages_dropped.values()),
             prompt_tokens=stats.prompt_tokens,
             cached_prompt_tokens=stats.cached_prompt_tokens,
             output_tokens=stats.output_tokens,
@@ -119,6 +121,7 @@ class StatusReporter:
             first_token=counters.first_token.read(),
             between_tokens=counters.between_tokens.read(),
             waits_for=self._waits_for(),
+            keys_unreadable={whose: reason for whose, reason in io_counts.keys_unreadable.items() if reason},
         )
 
     def metrics_text(self, now: float) -> bytes:
@@ -138,6 +141,7 @@ class StatusReporter:
             journal_bytes=io_counts.journal_bytes,
             journal_batches=group_commit.num_batches,
             journal_failures=group_commit.num_failures,
+            keys_unreadable={whose: int(bool(reason)) for whose, reason in io_counts.keys_unreadable.items()},
             collectors=io_counts.collectors,
         )
         return self._counters.metrics.text(gauges)

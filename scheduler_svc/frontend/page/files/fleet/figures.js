@@ -59,7 +59,7 @@ export class Figures {
     say("journal", report.journal, lag);
     tiles.journal.node.classList.toggle("bad", report.journal === "failed");
     tiles.failed.node.classList.toggle("bad", report.requests_failed > 0);
-    this.#showAlarm(report.journal === "failed");
+    this.#showAlarm(report);
     this.#showScale(report);
   }
 
@@ -69,12 +69,16 @@ export class Figures {
   }
 
   /** An alert is read out when its text comes, so the same text must not come again. */
-  #showAlarm(isFailed) {
-    if (this.alarm.hidden === !isFailed) return;
-    this.alarm.hidden = !isFailed;
-    fill(this.alarm, isFailed
-      ? "The journal cannot be written. Requests that are accepted now are lost if the scheduler ends."
-      : "");
+  #showAlarm({ journal, keys_unreadable: unreadable = {} }) {
+    const troubles = Object.entries(unreadable).map(([whose, why]) =>
+      `Keys of ${whose} cannot be read, those of before stay: ${why}.`);
+    if (journal === "failed") {
+      troubles.unshift("The journal cannot be written. Requests that are accepted now are lost if the scheduler ends.");
+    }
+    const text = troubles.join(" ");
+    if (this.alarm.textContent === text) return;
+    this.alarm.hidden = !text;
+    fill(this.alarm, text);
   }
 
   #showScale({ scale, executors }) {
