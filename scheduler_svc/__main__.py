@@ -200,9 +200,8 @@ def main(
                 processes = FrontendProcesses(frontends, listener, arguments, worker)
                 stack.callback(processes.kill)
             kill_frontend = processes.end if processes is not None else None
-            beside = processes.named if processes is not None else dict
-            watched = kill_frontend, kv_events, beside, api_keys_file
-            core_process = CoreProcess(executor_endpoint, front, config, journal, curve, *watched)
+            others = kv_events, processes.named if processes is not None else dict, api_keys_file
+            core_process = CoreProcess(executor_endpoint, front, config, journal, curve, kill_frontend, *others)
         except (BatonError, OSError) as error:
             click.echo(f"baton-scheduler: {error}", err=True)
             sys.exit(exit_code_of(error))
