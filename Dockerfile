@@ -26,7 +26,7 @@ import tomllib
 
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-gpu = [*extras["executor"], *(name for name in extras["gpu"] if not name.startswith("baton["))]
+gpu = [*extras["executor"], *(name for name in extras["gpu"] if not name.startswith("baton-llm["))]
 names_of = {"base": project["dependencies"], "otel": extras["otel"], "executor": extras["executor"], "gpu": gpu}
 for file, names in names_of.items():
     pathlib.Path(f"{file}.txt").write_text("\n".join(names) + "\n")

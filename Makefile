@@ -29,6 +29,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import common' || { echo "$(PYTHON) is not one of these; make PYTHON=... names another" && exit 1; }
 	@echo "setting up $(VENV) with $(PYTHON) (a minute or two, once)"
 	$(PYTHON) -m venv $(VENV)
+	@rm -rf baton.egg-info; $(BIN)/pip uninstall --quiet --quiet --yes baton  # its name before it was baton-llm
 	$(BIN)/pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

@@ -3,6 +3,7 @@
 import sys
 
 __version__ = "0.1.0"
+IS_BATON = True  # as other projects' packages of this name are not
 
 # Here, because every part of Baton but `kernels` imports this package, and before it anything that would fail with a
 # traceback. Any Python can read it, Python 2 too.

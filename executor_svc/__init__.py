@@ -1,3 +1,9 @@
 """The executor service: holds the weights and the KV memory, and does what a plan says."""
 
-import common  # noqa: F401  (ends with one line where Baton does not run)
+import sys
+
+import common  # ends with one line where Baton does not run
+
+if not hasattr(common, "IS_BATON"):
+    sys.stderr.write("%r is another project's; install Baton into an environment of its own.\n" % common)  # noqa: UP031
+    sys.exit(2)

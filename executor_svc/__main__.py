@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
+from common import __version__
 from common.curve import ClientCurve
 from common.errors import BatonError, KeeperError
-from common.exit_codes import EXIT_CRASHED, exit_code_of
+from common.exit_codes import EXIT_CRASHED, EXIT_USAGE, exit_code_of
+from common.installation import install_command, require_executor, warn_of_shared_files
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from common.messages import MAX_NAME_CHARS
@@ -60,7 +62,7 @@ def _check_place(_context: click.Context, _parameter: click.Parameter, value: st
 
 
 @click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
-@click.version_option(package_name="baton", prog_name="baton-executor")
+@click.version_option(__version__, prog_name="baton-executor")
 @click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
 @click.option(
     "--scheduler",
@@ -210,11 +212,13 @@ def main(
         die_with_torchrun()  # which starts each rank in a session of its own, where a kill of its group finds no rank
     gc.disable()  # what a start makes stays: to look through it again and again takes a fifth of the start
     health = HealthFile(health_file)  # before minutes of loading: removes the file of an earlier process
+    log = get_logger("executor")
+    warn_of_shared_files(log)
+    _import_packages(options["device"])
     from executor_svc.keeper.finding import become_active, find_keeper  # noqa: PLC0415
-    from executor_svc.service.process import serve  # noqa: PLC0415  (torch takes seconds to import; --help need not wait)
+    from executor_svc.service.process import serve  # noqa: PLC0415
     from executor_svc.startup import start_executor  # noqa: PLC0415
 
-    log = get_logger("executor")
     if options["model"] is None:
         log.info("no --model given, serving the embedded demo model")
     claim = None
@@ -265,6 +269,20 @@ def main(
         sys.stderr.flush()
         os._exit(exit_code)
     sys.exit(exit_code)
+
+
+def _import_packages(device: str) -> None:
+    """Import what computes, which takes seconds, or end with one line that says how to install it."""
+    try:
+        require_executor("computing", device=device)
+        import safetensors  # noqa: F401, PLC0415
+        import torch  # noqa: F401, PLC0415
+    except BatonError as error:
+        click.echo(f"baton-executor: {error}", err=True)
+        sys.exit(EXIT_USAGE)
+    except (ImportError, OSError) as error:  # OSError: a library that torch loads is missing
+        click.echo(f"baton-executor: torch cannot be imported: {error}; {install_command('executor')}", err=True)
+        sys.exit(EXIT_USAGE)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from common import __version__
 from common.errors import KeeperError
 from common.exit_codes import exit_code_of
 from common.keeper_socket import default_socket
@@ -26,7 +27,7 @@ log = get_logger("keeper")
 @click.command(
     context_settings={"show_default": True, "max_content_width": 110}, epilog="Example: baton-keeper --max-memory 64"
 )
-@click.version_option(package_name="baton", prog_name="baton-keeper")
+@click.version_option(__version__, prog_name="baton-keeper")
 @click.option(
     "--socket",
     "socket_path",

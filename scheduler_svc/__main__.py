@@ -14,10 +14,12 @@ from types import FrameType
 
 import click
 
+from common import __version__
 from common.curve import ServerCurve
 from common.errors import BatonError
 from common.exit_codes import EXIT_CRASHED, EXIT_OK, exit_code_of
 from common.grammars import grammar_library
+from common.installation import warn_of_shared_files
 from common.log_options import log_options
 from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
@@ -51,7 +53,7 @@ log = get_logger(__name__)
     context_settings={"show_default": True},
     epilog="Example: baton-scheduler --model Qwen/Qwen3-0.6B --port 8000",
 )
-@click.version_option(package_name="baton", prog_name="baton-scheduler")
+@click.version_option(__version__, prog_name="baton-scheduler")
 @click.option("--model", help="Folder or hub id with the tokenizer.  [default: the embedded demo model]")
 @frontend_options
 @click.option("--host", default="127.0.0.1", help="Address of the HTTP server.")
@@ -149,7 +151,7 @@ def main(
     if model is None:
         log.info("no --model given: serving the embedded demo model", model=name)
     stopping = _StopFlag()
-    _raise_file_limit()
+    _prepare_process()
     with contextlib.ExitStack() as stack:
         processes = None
         try:
@@ -288,8 +290,10 @@ def _default_journal(listener: socket.socket | None, executor_endpoint: str) -> 
     return folder / f"journal-{port}.sqlite3"
 
 
-def _raise_file_limit() -> None:
-    """Raise it as far as this process may: each connection is a file, and strangers could use up the default's few."""
+def _prepare_process() -> None:
+    """Warn of what is installed beside it, and raise the limit of files as far as this process may: each connection is
+    a file, and strangers could use up the default's few."""
+    warn_of_shared_files(log)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # macOS says "unlimited" and takes less
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

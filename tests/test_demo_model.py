@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install baton[executor]")
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install baton[dev]")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[executor]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install '.[dev]'")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402

@@ -1,10 +1,9 @@
 """Which platform an executor computes on."""
 
-import importlib.util
-
 import torch
 
 from common.errors import BatonError
+from common.installation import OF_GPUS, require
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.devices.platform import Platform
 from executor_svc.options import ExecutorOptions
@@ -23,10 +22,7 @@ def choose_platform(options: ExecutorOptions) -> Platform:
         raise BatonError(f"--device is {options.device}, and torch {torch.__version__} finds no GPU here")
     if options.quantization != "none":
         raise BatonError(f"--quantization {options.quantization} is for --device cpu: GPUs have no such kernels")
-    if importlib.util.find_spec("triton") is None:
-        raise BatonError(
-            "computing on a GPU takes the package triton, which is not installed: pip install 'baton[gpu]'"
-        )
+    require(OF_GPUS, "computing on a GPU")
     from executor_svc.devices.gpu import GpuPlatform  # noqa: PLC0415  (Triton takes a second to import)
 
     return GpuPlatform(options)

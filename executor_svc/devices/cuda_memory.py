@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from common.errors import BatonError
+from common.installation import install_command
 
 
 class CudaError(BatonError):
@@ -39,7 +40,7 @@ def load_driver() -> Any:
     except ImportError as error:
         raise BatonError(
             "GPU memory that outlives its process needs NVIDIA's package cuda-bindings "
-            f"(pip install 'baton[gpu]'), or --no-keep: {error}"
+            f"({install_command('gpu')}), or --no-keep: {error}"
         ) from error
 
 

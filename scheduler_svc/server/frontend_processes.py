@@ -7,6 +7,7 @@ import sys
 from collections.abc import Container
 from dataclasses import dataclass
 
+from common.installation import hide_working_folder
 from scheduler_svc.server.child_process import ChildEvents, ChildProcess
 
 STOP_TIMEOUT_S = 8.0  # a frontend waits a few seconds for open answers to end
@@ -44,6 +45,7 @@ class FrontendProcesses:
     def __init__(
         self, count: int, listener: socket.socket, arguments: list[str], worker: WorkerStart | None = None
     ) -> None:
+        hide_working_folder()
         frontend = _command("scheduler_svc.frontend", listener, arguments)
         self._frontends = [ChildProcess(FRONTEND, frontend, [listener.fileno()]) for _ in range(count)]
         self._children = [*self._frontends]

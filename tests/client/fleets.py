@@ -9,7 +9,7 @@ import pytest
 from scheduler_svc.client.processes.local_fleet import FleetSpec, free_ports
 
 needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="needs torch: pip install baton[executor]"
+    importlib.util.find_spec("torch") is None, reason="needs torch: pip install '.[executor]'"
 )
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_services.py")))
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.installation import install_command
 from scheduler_svc.frontend.tracing import start
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
@@ -48,7 +49,7 @@ def test_without_the_packages_a_line_says_how_to_install_them():
     [line] = run(code, **ENDPOINT).stderr.splitlines()
     assert "level=warning" in line
     assert 'event="no traces"' in line
-    assert "pip install 'baton[otel]'" in line
+    assert install_command("otel") in line
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,13 @@ def needed(names):
 def test_all_that_is_needed_is_there_or_travels():
     """fastapi began to need opentelemetry-api, and no service would have started on a GPU machine."""
     there = {plain(name) for name in listed_packages()}
-    lacking = needed(["baton", "safetensors", *TESTING]) - there - carried_packages() - {"baton"}
+    lacking = needed(["baton-llm", "safetensors", *TESTING]) - there - carried_packages() - {"baton-llm"}
     assert not lacking, f"tools/gpu_session.sh has to carry {sorted(lacking)}"
 
 
 def test_what_travels_is_needed():
     extra = {"flash-attn", *TESTING}
-    assert carried_packages() <= needed(["baton", *TESTING]) | extra
+    assert carried_packages() <= needed(["baton-llm", *TESTING]) | extra
 
 
 def test_the_versions_that_decide_are_known():

@@ -31,6 +31,6 @@ def test_a_runtime_environment_that_is_none(text, message, tmp_path):
 
 def test_a_runtime_environment_from_a_file(tmp_path):
     file = tmp_path / "env.json"
-    file.write_text('{"pip": ["baton==0.2.0"]}')
-    assert read_runtime_env(str(file)) == {"pip": ["baton==0.2.0"]} == read_runtime_env(file.read_text())
+    file.write_text('{"py_modules": ["./a.whl"]}')
+    assert read_runtime_env(str(file)) == {"py_modules": ["./a.whl"]} == read_runtime_env(file.read_text())
     assert read_runtime_env(None) == {}

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from common.errors import BatonError
+from common.installation import require
 from scheduler_svc.api_key_options import api_key_options, require_keys_or_consent
 from scheduler_svc.client.commands.executor_options import engine_options
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetMisconfigured, RequestFailed
@@ -27,12 +29,13 @@ def command() -> None:
     """Run a fleet on a Ray cluster.
 
     Ray places, replaces and scales it. What runs is the same scheduler and the same executors as everywhere else, each
-    in an actor. Baton has to be installed on every node (pip install 'baton[executor,ray]', or a runtime environment).
+    in an actor. Baton has to be installed on every node, with the extras `executor` and `ray`, or named in a runtime
+    environment. It is not on PyPI: install it from a checkout, or from a wheel by its path.
 
     \b
     Example:
       baton ray up --model Qwen/Qwen3-8B --executors 8 --gpus-per-executor 1
-      baton ray rollout --runtime-env '{"pip": ["baton==0.2.0"]}' --standby
+      baton ray rollout --runtime-env '{"py_modules": ["./baton_llm-0.2.0-py3-none-any.whl"]}' --standby
       baton ray down
     """
 
@@ -206,7 +209,7 @@ def rollout(
 
     \b
     Example:
-      baton ray rollout --runtime-env '{"py_modules": ["./baton-0.2.0.whl"]}' --standby
+      baton ray rollout --runtime-env '{"py_modules": ["./baton_llm-0.2.0-py3-none-any.whl"]}' --standby
     """
 
     operator = _operator(where, runtime_env)
@@ -252,9 +255,9 @@ def _follow(operator: "Operator", spec: "RayFleetSpec", timeout_s: float, *, wai
 def _operator(where: tuple[str, str], runtime_env: str | None = None) -> "Operator":
     """Connect to Ray. Raises FleetMisconfigured if it is not installed."""
     try:
-        import ray  # noqa: F401, PLC0415  (no other command needs it)
-    except ImportError as error:
-        raise FleetMisconfigured(f"Ray is not installed here ({error}): pip install 'baton[ray]'") from error
+        require({"ray": "ray"}, "`baton ray`")
+    except BatonError as error:
+        raise FleetMisconfigured(str(error)) from error
     from scheduler_svc.client.ray.operator import Operator, read_runtime_env  # noqa: PLC0415
 
     return Operator(*where, read_runtime_env(runtime_env))

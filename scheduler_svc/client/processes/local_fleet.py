@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from common.installation import hide_working_folder
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
 from scheduler_svc.client.processes.keeper import keeper_listens, parent_of, pool_holders
@@ -128,6 +129,7 @@ class LocalFleet:
     """
 
     def __init__(self, spec: FleetSpec, log_dir: Path | None = None) -> None:
+        hide_working_folder()
         self.spec = spec
         self._log_dir = log_dir
         self._children: dict[str, Child] = {}

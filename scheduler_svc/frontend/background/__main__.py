@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from common import __version__
 from common.errors import BatonError
 from common.exit_codes import exit_code_of
 from common.log_options import log_options
@@ -44,7 +45,7 @@ log = get_logger(__name__)
 
 
 @click.command()
-@click.version_option(package_name="baton", prog_name="baton-worker")
+@click.version_option(__version__, prog_name="baton-worker")
 @click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
 @click.option("--fd", type=click.IntRange(min=0), required=True, help="An inherited listening Unix socket.")
 @click.option("--parent", type=int, help="Process that lent --fd: this one ends when it does.")

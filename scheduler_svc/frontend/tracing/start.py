@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from importlib import metadata
 
+from common import __version__
+from common.installation import install_command
 from common.logging import get_logger
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.tracing.tracing import Tracing
@@ -38,10 +39,10 @@ def start_tracing(link: CoreLink, process: str) -> Tracing | None:
     try:
         from scheduler_svc.frontend.tracing.otel import OtelSpans  # noqa: PLC0415
     except ImportError as error:
-        log.warning("no traces", reason=f"{error}; pip install 'baton[otel]' installs what they need")
+        log.warning("no traces", reason=f"{error}; what they need is installed by: {install_command('otel')}")
         return None
     try:
-        spans = OtelSpans(process, _version())
+        spans = OtelSpans(process, __version__)
     except Exception as error:  # what a variable may be, the SDK checks in many places and ways
         log.warning("no traces", reason=f"a variable OTEL_... has a wrong value: {error}")
         return None
@@ -51,10 +52,3 @@ def start_tracing(link: CoreLink, process: str) -> Tracing | None:
 
 def _first(environment: Mapping[str, str], variables: tuple[str, ...]) -> str:
     return next((value for name in variables if (value := environment.get(name, "").strip())), "")
-
-
-def _version() -> str:
-    try:
-        return metadata.version("baton")
-    except metadata.PackageNotFoundError:
-        return ""

@@ -6,6 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from common.installation import install_command
 from scheduler_svc.client.cli import main
 
 SUBCOMMANDS = [["up"], ["status"], ["scale", "2"], ["rollout"], ["down"]]
@@ -38,8 +39,8 @@ def test_without_ray_a_message_says_what_to_install(subcommand):
         f"from scheduler_svc.client.cli import main; main(['ray', *{subcommand!r}])"
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("Error: Ray is not installed here (")
-    assert done.stderr.endswith("pip install 'baton[ray]'\n")
+    to_install = install_command("ray")
+    assert done.stderr == f"Error: `baton ray` needs ray, which is not installed; to install: {to_install}\n"
 
 
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS, ids=" ".join)

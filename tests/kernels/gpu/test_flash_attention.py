@@ -350,7 +350,9 @@ def test_what_does_not_fit(flash: Flash, name: str, make, message: str) -> None:
         attend_with(backend, arguments | {name: make(arguments[name])})
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn_2_cuda") is None, reason="needs baton[flash-attn]")
+@pytest.mark.skipif(
+    importlib.util.find_spec("flash_attn_2_cuda") is None, reason="needs flash-attn: pip install '.[flash-attn]'"
+)
 def test_the_stand_in_takes_what_the_real_one_does() -> None:
     """The extension names no arguments; their kinds tell a flag from a tensor and a number."""
     extension = importlib.import_module("flash_attn_2_cuda")
@@ -384,7 +386,7 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 def test_the_real_one(device: torch.device, step: str, heads: tuple[int, int], dtype: torch.dtype) -> None:
     """Against float64, and against our own kernel on the same cache."""
-    pytest.importorskip("flash_attn_2_cuda", reason="needs baton[flash-attn]")
+    pytest.importorskip("flash_attn_2_cuda", reason="needs flash-attn: pip install '.[flash-attn]'")
     batch = Batch(Case(STEPS[step], AttentionShape(*heads, 128, 256, dtype), flash_layout=True), device)
     result = attend(batch)
     own = PagedAttention(batch.case.shape, H200_SMS, device)

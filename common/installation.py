@@ -1,0 +1,140 @@
+"""How this Baton is installed: packages that are missing, and distributions that own what has Baton's names.
+
+Its packages have names that others use, too: Hugging Face has a package `kernels`, and many projects have a `common`.
+"""
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from common import __version__
+from common.errors import BatonError
+
+if TYPE_CHECKING:  # the command's --help needs no logs
+    from common.logging import Logger
+
+DISTRIBUTION = "baton-llm"
+EARLIER_DISTRIBUTION = "baton"  # by this name ours was installed once; on PyPI it is another project's
+PACKAGES = ("common", "executor_svc", "keeper_svc", "kernels", "scheduler_svc")
+OF_EXECUTORS = {"torch": "executor", "safetensors": "executor"}  # package: the extra that brings it
+OF_GPUS = {"triton": "gpu"}
+OWN_ENVIRONMENT = "install Baton into an environment of its own (python3 -m venv)"
+
+_ROOT = Path(__file__).parents[1]
+
+
+def install_command(extra: str = "") -> str:
+    """Return the command that installs this Baton again, with an extra."""
+    source, options = _source()
+    return f"{_PIP} install {options}{shlex.quote(f'{source}[{extra}]' if extra else source)}"
+
+
+def require(packages: dict[str, str], what: str) -> None:
+    """Refuse to go on without these packages, which are looked for and not imported.
+
+    Args:
+        packages: of other projects, each with the extra that brings it.
+        what: needs them: the subject of the message.
+
+    Raises:
+        BatonError: some are missing; names the command that installs them.
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = ",".join(sorted({packages[name] for name in missing}))
+        are = "is" if len(missing) == 1 else "are"
+        raise BatonError(
+            f"{what} needs {' and '.join(missing)}, which {are} not installed; to install: {install_command(extras)}"
+        )
+
+
+def require_executor(what: str, *, device: str | None = None) -> None:
+    """Refuse to start executors that could not compute.
+
+    Args:
+        what: starts them: the subject of the message.
+        device: `cuda` needs more than others.
+
+    Raises:
+        BatonError: a package is missing, or another project's is imported in place of one of ours.
+    """
+    for name in PACKAGES:
+        place = _place(importlib.util.find_spec(name))
+        if place is None or not os.path.samefile(place, _ROOT / name):
+            raise BatonError(f"the package {name} is another project's here: {place}; {OWN_ENVIRONMENT}")
+    require(OF_EXECUTORS | OF_GPUS if device == "cuda" else OF_EXECUTORS, what)
+
+
+def warn_of_shared_files(log: "Logger") -> None:
+    """Log a line for each distribution that owns the same files as this one, with what to do about it."""
+    with contextlib.suppress(OSError):  # of files that cannot be read
+        for line in _shared_files():
+            log.warning("another distribution owns files of Baton", reason=line)
+
+
+def hide_working_folder() -> None:
+    """Keep programs that this one starts from importing what lies in the folder where it was started: projects have
+    folders with names of ours."""
+    if Path(os.path.curdir).absolute() != _ROOT:
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
+
+
+_PIP = f"{shlex.quote(sys.executable)} -m pip"
+
+
+def _source() -> tuple[str, str]:
+    """Return what Baton was installed from, or can be, and options of pip."""
+    try:
+        origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        origin = {}
+    url = urlsplit(origin.get("url", ""))
+    path = url2pathname(url.path) if url.scheme == "file" else ""
+    if path and os.path.exists(path):
+        return path, "--editable " if origin.get("dir_info", {}).get("editable") else ""
+    if (_ROOT / "pyproject.toml").exists():
+        return str(_ROOT), "--editable "
+    # It is on no index, so there has to be a path.
+    return f"PATH/TO/{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl", ""
+
+
+def _shared_files() -> Iterator[str]:
+    for found in metadata.distributions(name=EARLIER_DISTRIBUTION):
+        # Another project has this name today. A checkout's *.egg-info, which owns no files, has no RECORD.
+        is_ours = any(point.value.startswith("scheduler_svc.") for point in found.entry_points)
+        if is_ours and found.read_text("RECORD") and _is_installed():
+            yield (
+                f"Baton is installed twice, as {DISTRIBUTION} and by its earlier name, {EARLIER_DISTRIBUTION}: "
+                f"{_PIP} uninstall --yes {EARLIER_DISTRIBUTION} {DISTRIBUTION} && {install_command()}"
+            )
+    ours = {DISTRIBUTION.replace("-", "_"), EARLIER_DISTRIBUTION}
+    for record in sorted(_ROOT.glob("*.dist-info/RECORD")):
+        other = record.parent.name.partition("-")[0]
+        files = b"\n" + record.read_bytes()
+        names = [name for name in PACKAGES if f"\n{name}/__init__.py,".encode() in files]
+        if names and other not in ours:
+            yield f"the distribution {other} owns files of Baton's {' and '.join(names)}; {OWN_ENVIRONMENT}"
+
+
+def _is_installed() -> bool:
+    try:
+        metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _place(spec: importlib.machinery.ModuleSpec | None) -> str | None:
+    """Return the folder of a package, or the file of a module."""
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    return next(iter(folders), spec.origin if spec is not None else None)
