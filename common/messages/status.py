@@ -31,7 +31,7 @@ class EventFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     Attributes:
         executor, epoch: where it happened; empty and 0 for what concerns no executor.
         cause: of `left` and `lost`, as in the metric `baton_executor_epochs_ended_total`.
-        reason: for people.
+        reason: for people; says all that the cause says.
         sequences: that moved (`left`, `lost`), were preempted, or came back from the journal.
         blocks_cached: of `joined`: blocks of a kept pool whose content counts on; 0 for a new one.
     """
@@ -126,6 +126,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
         waits_for: what the first in the queue waits for; empty if none waits.
         keys_unreadable: why the keys of `clients` or of `executors` cannot be read: those of before stay.
         events: the last few, the newest last.
+        pauses_s: for each of the last epochs that ended the longest time that a stream of its sequences was without a
+            token, once all of them have gone on or ended; 0 if none had a token.
         scale: None without `--max-executors`, and in the first seconds, while executors come back that an earlier life
             of the scheduler had: then nothing is to be started or ended.
     """
@@ -157,3 +159,4 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: WaitReason | Literal[""] = ""
     keys_unreadable: dict[str, str] = {}
     events: list[PastEvent] = []
+    pauses_s: dict[int, float] = {}

@@ -31,6 +31,7 @@ class FleetModel:
         same_pid: successors have the pid of who was there before, as in a container.
         standby: build of an executor that waits for the memory of another one, and is there as soon as that has ended;
             the supervisor starts standbys only. Empty for none.
+        tells_pauses: how long streams paused; not while some still wait.
     """
 
     names: tuple[str, ...] = ("a", "b", "c")
@@ -39,11 +40,14 @@ class FleetModel:
     leave_s: float = 1.0
     same_pid: bool = False
     standby: str = ""
+    tells_pauses: bool = True
     now: float = 1000.0
     scheduler_since: float = 0.0
     executors: list[Executor] = field(default_factory=list)
     drained: list[int] = field(default_factory=list)
     min_ready: int = 99
+    ended: dict[int, float] = field(default_factory=dict)
+    pauses_s: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self):
         self._pids = itertools.count(100)
@@ -67,6 +71,7 @@ class FleetModel:
             model="m",
             uptime_s=self.now - self.scheduler_since,
             executors=[self._status(one) for one in self.executors if one.epoch],
+            pauses_s=dict(self.pauses_s) if self.tells_pauses else {},
         )
 
     @property
@@ -87,6 +92,9 @@ class FleetModel:
         for one in self.executors:
             if not one.epoch and one.joins_at <= self.now:
                 one.epoch = next(self._epochs)
+        if self.ready:  # streams of those that are gone go on
+            self.pauses_s |= {epoch: self.now - at for epoch, at in self.ended.items() if at < self.now}
+            self.ended = {epoch: at for epoch, at in self.ended.items() if at == self.now}
         self.min_ready = min(self.min_ready, len(self.ready))
 
     def drain(self, epoch, *, finish=False):
@@ -101,6 +109,7 @@ class FleetModel:
     def kill(self, one):
         """End a process; the supervisor takes notice."""
         self.executors.remove(one)
+        self.ended[one.epoch] = self.now
         if self.has_standby:
             heir = next(heir for heir in self.waiting if heir.joins_at <= self.now)
             self.waiting.remove(heir)
@@ -129,6 +138,8 @@ class FleetModel:
     def restart_scheduler(self):
         """Executors that are finishing know nothing of it and stay; those that were told to leave end."""
         self.scheduler_since = self.now
+        self.ended.clear()
+        self.pauses_s.clear()
         for one in list(self.executors):
             if one.leaves_at is not None and not one.is_finishing:
                 self.kill(one)

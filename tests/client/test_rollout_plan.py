@@ -85,8 +85,12 @@ def test_successors_that_we_start_join_before_anyone_leaves():
 def test_a_standby_of_the_old_release_is_replaced_as_well(names):
     """An executor leaves only while a standby waits. The old standby is the first successor, and its turn the last."""
     fleet = FleetModel(names=names, standby="1")
-    rollout = Operator(fleet).run()
+    operator = Operator(fleet)
+    assert operator.rollout.targets == ", ".join([*names, "then the standby that waits"])
+    rollout = operator.run()
     assert rollout.stopped == ""
+    assert operator.said[0] == f"1/{len(names) + 1} a (epoch 1) is leaving", "the standby is counted from the start"
+    assert operator.said[-1].startswith(f"{len(names) + 1}/{len(names) + 1} standby")
     assert pairs(rollout)[0] == ("a", "standby")
     assert [one.name for one in rollout.replaced] == [*names, "standby"]
     assert {one.build for one in fleet.executors} == {"2"}
@@ -102,9 +106,26 @@ def test_standbys_that_we_start_wait_before_anyone_leaves():
 
 
 def test_a_single_executor():
+    """Its streams pause until its successor is there."""
     fleet = FleetModel(names=("a",))
-    assert pairs(Operator(fleet).run()) == [("a", "a")]
+    rollout = Operator(fleet).run()
+    assert pairs(rollout) == [("a", "a")]
+    assert rollout.replaced[0].pause_s >= 4.0
     assert fleet.min_ready == 0
+
+
+def test_the_pause_of_the_streams_is_said_beside_the_length_of_the_turn():
+    """Where others go on with the streams, or a standby, these are very different."""
+    operator = Operator(FleetModel(standby="1"))
+    (*_, last) = operator.run().replaced
+    assert (last.pause_s, last.seconds) == (0.5, 5.0)
+    assert operator.said[-1].endswith("its streams paused 0.50 s, the turn took 5.0 s")
+
+
+def test_a_pause_that_is_not_over_holds_up_the_next_turn_for_some_seconds_only():
+    operator = Operator(FleetModel(tells_pauses=False))
+    assert [one.pause_s for one in operator.run().replaced] == [None] * 3
+    assert "how long its streams paused is not known" in operator.said[-1]
 
 
 def test_it_stops_where_no_successor_comes():

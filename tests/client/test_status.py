@@ -69,7 +69,7 @@ def test_table_shows_the_fleet_in_plain_lines(baton):
         "state": "draining",
         "device": "cuda:0",
         "dtype": "bfloat16",
-        "model": "01234567",
+        "weights": "01234567",
         "pid": "4711",
         "epoch": "17",
         "blocks": "600/1000",
@@ -203,6 +203,6 @@ def test_latencies_what_the_queue_waits_for_and_the_last_events(baton, server: F
     assert latency in lines
     assert [line.split(maxsplit=3)[3] for line in lines[-3:]] == [
         "journal failed, No space left",
-        "lost a, hung: step 3 is late, 2 sequences",
+        "lost a, step 3 is late, 2 sequences",
         "joined a, 12 blocks kept",
     ]

@@ -72,8 +72,15 @@ class Talk:
         self.answer.locator(".gap-label", has_text=text).first.wait_for()
 
     def gap_is_drawn(self):
-        """Whether there is a box of some width for a gap."""
-        return self.answer.locator("path.gap").evaluate("path => path.getBBox().width") > 0
+        """Whether there is a box of some width for a gap that is no swap."""
+        return self.answer.locator("path.gap:not(.swap)").evaluate("path => path.getBBox().width") > 0
+
+    def swap_is_drawn(self):
+        """Whether there is a box of some width for a swap, in a colour that nothing else on the axis has."""
+        colours = "paths => paths.map((path) => getComputedStyle(path)).map(({fill, stroke}) => [fill, stroke])"
+        (gap, _), (swap, swap_line), (_, tick) = self.answer.locator(".ticks path").evaluate_all(colours)
+        is_own = swap == swap_line and swap not in (gap, tick)
+        return is_own and self.answer.locator("path.swap").evaluate("path => path.getBBox().width") > 0
 
 
 def undisturbed(service, messages, key=None, **parameters):

@@ -69,6 +69,6 @@ def test_a_gap_has_its_reason(browser, stage, is_late):
         for question in questions:
             asked(question)
         talk.wait_for_gap("executor-0 → executor-1")
-        assert talk.gap_is_drawn()
+        assert talk.swap_is_drawn()
         cue.end()
         talk.wait_for_state()

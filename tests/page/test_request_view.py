@@ -54,6 +54,10 @@ def test_a_life_that_moved(browser, stage):
             width = next(width for name, width in widths if kind in name)
             assert abs(width - whole * length / 10) <= 2, (kind, widths)
         visit.accessible()
+        visit.frames(2)
+        ends = "one => Math.round(one.getBoundingClientRect().bottom)"
+        assert page.locator("[data-testid=sequence] .scroll").evaluate(ends) > 760, "the window is 800 high"
+        assert page.locator("[data-testid=sequence] tr").last.evaluate(ends) < 800
 
 
 def test_an_open_one_is_followed(browser, stage):

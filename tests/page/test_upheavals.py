@@ -59,7 +59,7 @@ def test_an_executor_is_killed(browser, service):
         talk.wait_for_state()
         assert length < len(talk.text()), "it was killed after the end"
         assert talk.text() == undisturbed(service, [PROMPT], **LONG)
-        assert talk.gap_is_drawn()
+        assert talk.swap_is_drawn()
         label = talk.answer.locator(".ticks").get_attribute("aria-label")
         assert f"{busy['executor']} → {idle['executor']}" in label, "those who do not see it are not told"
         visit.shot("talk-executor-killed")

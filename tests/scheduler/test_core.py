@@ -228,6 +228,24 @@ def test_a_journal_that_fails_holds_nobody_up_and_is_reported_once():
     ]
 
 
+def kinds_told(service):
+    """Kinds of the events that the status has."""
+    return [event.kind for event in service.say(m.StatusQuery(query_id=9)).report.events]
+
+
+def test_answers_that_had_ended_are_kept_and_nothing_is_restored():
+    before = Service(JournalState.OK)
+    before.join("one")
+    before.submit("a", max_tokens=2)
+    before.turn()
+    rows = [before.write()]
+    before.flush()
+    after, _ = restart(rows)
+    assert after.events("requests restored from the journal")[0].facts == {"open": 0, "ended": 1}
+    assert after.say(m.Attach(request_id="a")).found
+    assert kinds_told(after) == []
+
+
 def test_restored_requests_finish_with_the_same_tokens():
     before, rows = Service(JournalState.OK, wall_offset_s=1000.0), []
     before.join("one")
@@ -242,6 +260,7 @@ def test_restored_requests_finish_with_the_same_tokens():
 
     after, _ = restart(rows, wall_offset_s=1030.0)
     assert after.events("requests restored from the journal")[0].facts == {"open": 1, "ended": 1}
+    assert kinds_told(after) == ["restored"]
     for request_id in ("a", "b"):
         assert after.say(m.Attach(request_id=request_id)).found
     after.join("two")

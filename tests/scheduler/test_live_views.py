@@ -220,6 +220,8 @@ def test_events_say_what_the_log_says(cause):
     assert (last.executor, last.epoch, last.sequences) == ("one", 1, 1)
     assert last.cause == {"lost": "disconnected", "left": "drained"}[cause]
     assert last.reason
+    text = service.say(m.StatusQuery(query_id=1)).report.events[-1].reason
+    assert text == {"lost": "connection broke", "left": "drained"}[cause], "and not of the connection of one that left"
 
 
 def test_an_executor_that_is_rejected_again_and_again_is_one_event_a_minute():

@@ -82,6 +82,33 @@ def test_a_pause_stands_between_two_tokens(how):
     assert took == service.now - last + (landed - 1) * STEP_S
 
 
+def test_the_longest_pause_of_an_executors_streams_is_told_once_all_go_on():
+    service = Service(step_s=STEP_S)
+    service.join("one")
+    service.submit("a", max_tokens=8)
+    service.turn(num_answers=3)
+    service.submit("b", max_tokens=8)
+    service.turn(num_answers=2)
+    service.submit("c", max_tokens=8)  # has no token, and so no pause
+    service.lose("one")
+    last = service.now
+    service.now += 16.0
+    assert pauses(service) == {}, "nobody has gone on"
+    service.say(m.Cancel(request_id="b"))
+    assert pauses(service) == {}, "one waits still"
+    service.join("two")
+    service.turn(num_answers=1)
+    assert pauses(service) == {1: service.now - last}
+    service.turn()
+    service.lose("two")
+    assert pauses(service)[2] == 0.0, "no stream was there"
+
+
+def pauses(service):
+    """By epoch, as the status has them."""
+    return service.say(m.StatusQuery(query_id=1)).report.pauses_s
+
+
 def test_the_pause_by_a_restart_counts_from_the_new_life_on():
     """An executor that goes before it has given any token changes nothing."""
     before = Service(JournalState.OK, step_s=STEP_S)

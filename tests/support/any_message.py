@@ -60,6 +60,8 @@ class AnyMessage:
                 return tuple(self._make(item) for _ in range(length))
             case mi.ListType(item_type=item):
                 return [self._make(item) for _ in range(rng.choice([0, 1, 3]))]
+            case mi.DictType(key_type=key, value_type=item):
+                return {self._make(key): self._make(item) for _ in range(rng.choice([0, 1, 3]))}
         raise AssertionError(f"no way to make a {kind}")
 
     def _field(self, field: mi.Field) -> Any:

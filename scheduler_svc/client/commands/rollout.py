@@ -125,7 +125,7 @@ def _check_targets(rollout: "Rollout", names: tuple[str, ...]) -> None:
         raise RequestFailed(f"no executor {', '.join(missing)} is ready; see `baton status`")
     if not targets:
         raise RequestFailed("there is no executor that is ready; see `baton status`")
-    say(f"replacing {', '.join(targets)}")
+    say(f"replacing {rollout.targets}")
 
 
 def _run(api: "Api", rollout: "Rollout", launcher: "Launcher | None", *, finish: bool) -> None:

@@ -73,7 +73,7 @@ def _pool(pool: KeptPool) -> dict[str, str | Text]:
         "pool": pool.pool,
         "size": size(pool.num_bytes),
         "blocks": str(pool.num_blocks),
-        "model": pool.kind.fingerprint[:8],
+        "weights": pool.kind.fingerprint[:8],
         "dtype": pool.kind.dtype,
         "layout": pool.kind.layout,
         "rank": f"{pool.kind.rank}/{pool.kind.num_ranks}",

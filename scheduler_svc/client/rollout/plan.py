@@ -6,7 +6,8 @@ Each executor in turn:
         └─(--replace-with)─▶ JOINING ──a new one is ready──▶┘           a new one is ready, and as many as at the start
 
 Where standbys wait for the memory of executors, one that is new is ready when the executor's status says that a standby
-waits. A standby that waited before the rollout began is the first successor; it is old, so its turn comes at the end.
+waits. A standby that waited before the rollout began is the first successor; it is old, so its turn comes at the end,
+and it is counted from the start.
 
 Reports and the time go in, actions come out; `commands/rollout.py` carries them out.
 """
@@ -18,6 +19,7 @@ from common.messages import StatusReport
 from scheduler_svc.client.rollout.roster import ExecutorProcess, Roster
 
 _MAX_DRAINS = 3
+_RESUME_S = 5.0  # streams go on within a step or two; some may wait for memory for longer
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,17 @@ class TurnState(Enum):
 
 @dataclass(frozen=True)
 class Replaced:
-    """An executor that has a successor. `seconds` is the time from its turn to the successor."""
+    """An executor that has a successor.
+
+    Attributes:
+        pause_s: the longest pause of a stream that it had; None if that is not known, or not over.
+        seconds: from the begin of its turn to its end; most of that, it serves.
+    """
 
     name: str
     epoch: int
     successor: ExecutorProcess
+    pause_s: float | None
     seconds: float
 
 
@@ -96,11 +104,13 @@ class _Turn:
     """What has been done about the executor whose turn it is.
 
     Attributes:
+        succeeded_s: when its successor was ready; None before.
         drained: its epochs that were told to leave, each with the number of scheduler restarts until then.
     """
 
     begun_s: float
     state: TurnState = TurnState.GATHERING
+    succeeded_s: float | None = None
     drained: dict[int, int] = field(default_factory=dict)
 
 
@@ -124,11 +134,12 @@ class Rollout:
         ready = [process for process in self._roster.processes if process.is_ready]
         self._num_wanted = len(ready)
         self.queue = [process for process in ready if not names or process.name in names]
-        self._num_targets = len(self.queue)
         self._first_epochs = {process: process.epoch for process in self.queue}
         self._spares: list[ExecutorProcess] = []
         self._has_old_standby = any(process.status.has_standby for process in ready)
         self._waits_for_standbys = self._has_old_standby or settings.starts_standbys
+        self._num_targets = len(self.queue) + self._has_old_standby
+        self._pauses_s = report.pauses_s
         self._turn = _Turn(now_s)
         self.replaced: list[Replaced] = []
         self.stopped = ""
@@ -137,6 +148,12 @@ class Rollout:
     def turn_state(self) -> TurnState:
         """Where the turn of the first executor in the queue stands."""
         return self._turn.state
+
+    @property
+    def targets(self) -> str:
+        """The executors that are left to replace, by name, and the standby whose turn comes at the end."""
+        names = [process.name for process in self.queue]
+        return ", ".join([*names, "then the standby that waits"] if self._has_old_standby else names)
 
     @property
     def waits_for_start(self) -> bool:
@@ -178,6 +195,7 @@ class Rollout:
     def _take_in(self, report: StatusReport, now_s: float) -> list[Action]:
         """Update which executors are there."""
         target, is_restart = self.queue[0], self._roster.shows_restart(report)
+        self._pauses_s = report.pauses_s
         is_leaving = self._turn.drained.get(target.epoch) == self._roster.num_restarts and not is_restart
         if is_leaving and not self._settings.finish:
             # It was told to leave, so it has left when its epoch is gone; one that looks the same is its successor.
@@ -208,7 +226,9 @@ class Rollout:
             case TurnState.SUCCESSION if target.is_present:  # it had only lost its connection
                 turn.state = TurnState.LEAVING
             case TurnState.SUCCESSION if spare is not None and self._is_complete(now_s):
-                return self._succeeded(target, spare, now_s)
+                turn.succeeded_s = turn.succeeded_s or now_s
+                if target.epoch in self._pauses_s or now_s - turn.succeeded_s >= _RESUME_S:
+                    return self._succeeded(target, spare, now_s)
         return []
 
     def _has_joined(self, target: ExecutorProcess, spare: ExecutorProcess | None) -> bool:
@@ -236,15 +256,17 @@ class Rollout:
         return [Drain(target.epoch)]
 
     def _succeeded(self, target: ExecutorProcess, successor: ExecutorProcess, now_s: float) -> list[Action]:
-        seconds = now_s - self._turn.begun_s
-        said = self._progress(f"→ {_named(successor)}, build {successor.status.build}, ready after {seconds:.1f} s")
+        seconds, pause_s = now_s - self._turn.begun_s, self._pauses_s.get(target.epoch)
+        paused = _paused(pause_s)
+        said = self._progress(
+            f"→ {_named(successor)}, build {successor.status.build}; {paused}, the turn took {seconds:.1f} s"
+        )
         self._spares.remove(successor)
         if self._has_old_standby:
             self._has_old_standby = False
-            self._num_targets += 1
             self._first_epochs[successor] = successor.epoch
             self.queue.append(successor)
-        self.replaced.append(Replaced(target.name, self._first_epochs[target], successor, seconds))
+        self.replaced.append(Replaced(target.name, self._first_epochs[target], successor, pause_s, seconds))
         del self.queue[0]
         self._turn = _Turn(now_s)
         return [said]
@@ -273,6 +295,12 @@ class Rollout:
                 return f"{name} did not leave {timeout} ({status.state}, {status.running} sequences)"
             case TurnState.SUCCESSION:
                 return f"no successor of {name} came {timeout} ({ready})"
+
+
+def _paused(pause_s: float | None) -> str:
+    if pause_s is None:
+        return "how long its streams paused is not known"
+    return f"its streams paused {pause_s:.2f} s" if pause_s else "no stream paused"
 
 
 def _named(process: ExecutorProcess) -> str:

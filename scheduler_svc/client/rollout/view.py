@@ -21,12 +21,13 @@ def print_replaced(rollout: Rollout) -> None:
     if not rollout.replaced:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("executor", "old epoch", "new epoch", "successor", "build", "model", "seconds"):
-        table.add_column(header, no_wrap=True, justify="right" if header in ("old epoch", "seconds") else "left")
+    for header in ("executor", "old epoch", "new epoch", "successor", "build", "weights", "pause", "turn"):
+        table.add_column(header, no_wrap=True, justify="right" if header in ("old epoch", "pause", "turn") else "left")
     for one in rollout.replaced:
         status = one.successor.status
         words = (one.name, one.epoch, status.epoch, status.executor, status.build, status.fingerprint[:8])
-        table.add_row(*map(str, words), f"{one.seconds:.1f}")
+        pause = "not known" if one.pause_s is None else f"{one.pause_s:.2f} s"
+        table.add_row(*map(str, words), pause, f"{one.seconds:.1f} s")
     terminal = sys.stdout.isatty()
     console = Console(file=sys.stdout, highlight=False, width=None if terminal else _WIDTH_WITHOUT_TERMINAL)
     console.print(table)

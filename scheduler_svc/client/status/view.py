@@ -87,9 +87,8 @@ def _events(events: list[PastEvent]) -> Text:
     lines = Text()
     for event in reversed(events):
         name = f" {event.executor}" if event.executor else ""
-        why = ": ".join(part for part in (event.cause, event.reason) if part)
         facts = [
-            why,
+            event.reason or event.cause,  # a reason says all that the cause says
             f"{event.sequences} sequences" if event.sequences else "",
             f"{event.blocks_cached} blocks kept" if event.blocks_cached else "",
         ]
@@ -136,7 +135,7 @@ def _cells(executor: ExecutorStatus) -> dict[str, str | Text]:
         "state": Text(executor.state, style=_STATE_STYLES.get(executor.state, "")),
         "device": executor.device,
         "dtype": executor.dtype,
-        "model": executor.fingerprint[:8],
+        "weights": executor.fingerprint[:8],
         "build": executor.build,
         "pid": str(executor.pid),
         "epoch": str(executor.epoch),

@@ -77,7 +77,7 @@ class EpochEnded:
 
     Attributes:
         cause: one word for metrics: one of FAILURES, or `restarted`, `drained`, `shutdown`.
-        reason: for people.
+        reason: for people; says all that the cause says.
         step: the one that failed, if it is known.
     """
 
@@ -282,7 +282,7 @@ class Fleet:
             return []  # the executor says Hello again every second
         consequences: list[Consequence] = []
         if (known := self._members.get(peer)) is not None:
-            consequences += self._end(known, "restarted", "it said Hello again", now, tell=False)
+            consequences += self._end(known, "restarted", "joined again by itself", now, tell=False)
         if (reject := mismatch(hello, [member.hello for member in self], self._vocabularies)) is not None:
             return [*consequences, ExecutorRejected(hello, reject.reason), SendToExecutor(peer, reject)]
         if len(self._members) >= MAX_MEMBERS:  # there may be room later, so the executor is not told to end
@@ -318,8 +318,9 @@ class Fleet:
 
     def _lost(self, member: Member, reason: str, now: float) -> list[Consequence]:
         """An executor is gone. One that was asked to leave, and does not wait for its last step, has left in order."""
-        cause = "drained" if member.standing is Standing.DRAINING else "disconnected"
-        return self._end(member, cause, reason, now, tell=False)
+        if member.standing is Standing.DRAINING:
+            return self._end(member, "drained", "drained", now, tell=False)
+        return self._end(member, "disconnected", reason, now, tell=False)
 
     @staticmethod
     def _drain(member: Member) -> list[Consequence]:

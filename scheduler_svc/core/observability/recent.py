@@ -1,4 +1,4 @@
-"""The last minutes: percentiles of a histogram, and how busy the service was each second. Pure."""
+"""The last minutes: percentiles of a histogram, pauses, and how busy the service was each second. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from scheduler_svc.core.observability.histogram import WeightedHistogram
 WINDOW_S = 300.0
 STEP_S = 10.0
 HIT_RATE_S = 10.0
+MAX_PAUSES = 64  # epochs
 
 
 class RecentPercentiles:
@@ -52,6 +53,37 @@ def _quantile(bounds: Sequence[float], counts: Sequence[int], rank: float) -> fl
             return start + (bounds[place] - start) * (rank - below) / counts[place]
         below = reached
     return bounds[-1]
+
+
+class Pauses:
+    """How long streams paused as an executor's epoch ended, for the last `MAX_PAUSES` of them.
+
+    Attributes:
+        longest_s: by epoch, once all of its sequences that had a token have gone on or ended; 0 if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.longest_s: dict[int, float] = {}
+        self._open: dict[int, tuple[int, float]] = {}  # how many sequences pause, and the longest of the others' pauses
+
+    def began(self, epoch: int, num_sequences: int) -> None:
+        """An epoch has ended, and so many sequences that had a token pause."""
+        self._open[epoch] = (num_sequences, 0.0)
+        self._close(epoch)
+
+    def over(self, epoch: int, pause_s: float) -> None:
+        """A sequence has gone on after so long, or ended (0)."""
+        count, longest_s = self._open[epoch]
+        self._open[epoch] = (count - 1, max(longest_s, pause_s))
+        self._close(epoch)
+
+    def _close(self, epoch: int) -> None:
+        count, longest_s = self._open[epoch]
+        if count == 0:
+            del self._open[epoch]
+            self.longest_s[epoch] = longest_s
+            if len(self.longest_s) > MAX_PAUSES:
+                del self.longest_s[next(iter(self.longest_s))]
 
 
 class History:

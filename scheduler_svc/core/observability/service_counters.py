@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.messages import StepResult
 from scheduler_svc.core.observability.prometheus_text import PrometheusMetrics
-from scheduler_svc.core.observability.recent import History, RecentPercentiles
+from scheduler_svc.core.observability.recent import History, Pauses, RecentPercentiles
 from scheduler_svc.core.observability.sequence_lives import SequenceLives
 from scheduler_svc.core.observability.timeline import Timeline
 from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
@@ -65,6 +65,7 @@ class ServiceCounters:
         output_rate, prefill_rate: tokens.
         first_token, between_tokens: of the last minutes.
         history: of the last minutes.
+        pauses: of streams whose executors' epochs ended.
         lives: of sequences.
         timeline: the last events.
     """
@@ -78,6 +79,7 @@ class ServiceCounters:
         self.first_token = RecentPercentiles(self.metrics.first_token_seconds)
         self.between_tokens = RecentPercentiles(self.metrics.inter_token_seconds)
         self.history = History()
+        self.pauses = Pauses()
         self.lives = SequenceLives()
         self.timeline = Timeline()
         self._stats = stats
@@ -85,6 +87,7 @@ class ServiceCounters:
         self._first_at: dict[Sequence, float] = {}  # when the first token came
         self._paused: dict[Sequence, tuple[float, str]] = {}  # since an executor was lost: the time, and the cause
         self._interrupted: dict[Sequence, float] = {}  # with tokens, and waiting: since the last one, or the start
+        self._paused_by: dict[Sequence, int] = {}  # of these, whose executor's epoch has ended: the epoch
         self._next_sample = float("-inf")
 
     def executor_joined(self, epoch: int, name: str) -> None:
@@ -108,6 +111,9 @@ class ServiceCounters:
             self._paused.setdefault(sequence, (now, cause))
             if sequence.num_output > 0:
                 self._interrupted.setdefault(sequence, answered_at)
+        paused = [each for each in resumed if each in self._interrupted and each not in self._paused_by]
+        self._paused_by |= dict.fromkeys(paused, epoch)
+        self.pauses.began(epoch, len(paused))
 
     def moved(self, moves: Moves, now: float) -> None:
         """Plans were made, in which some sequences begin, and for which others lost their lanes."""
@@ -138,6 +144,8 @@ class ServiceCounters:
         for sequence in output.returned:
             if (last := self._interrupted.pop(sequence, None)) is not None:
                 self.metrics.inter_token_seconds.observe(now - last)
+                if (epoch := self._paused_by.pop(sequence, None)) is not None:
+                    self.pauses.over(epoch, now - last)
         for sequence in output.late:
             self._interrupted[sequence] = now
         for sequence in (*output.numberless, *output.unmasked):
@@ -186,6 +194,8 @@ class ServiceCounters:
         """A sequence has ended."""
         self._paused.pop(end.sequence, None)
         self._interrupted.pop(end.sequence, None)
+        if (epoch := self._paused_by.pop(end.sequence, None)) is not None:
+            self.pauses.over(epoch, 0.0)
         self._first_at.pop(end.sequence, None)
         self.lives.ended(end, now)
         submitted = self._submitted.pop(end.sequence)

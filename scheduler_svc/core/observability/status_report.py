@@ -122,6 +122,7 @@ class StatusReporter:
             between_tokens=counters.between_tokens.read(),
             waits_for=self._waits_for(),
             keys_unreadable={whose: reason for whose, reason in io_counts.keys_unreadable.items() if reason},
+            pauses_s=dict(counters.pauses.longest_s),
         )
 
     def metrics_text(self, now: float) -> bytes:

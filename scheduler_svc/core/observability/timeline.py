@@ -61,6 +61,8 @@ class Timeline:
         kind, facts = KINDS.get(line.event), line.facts
         if kind is None or (kind == "rejected" and self._is_told(facts["executor"], now)):
             return
+        if kind == "restored" and not facts["open"]:  # answers that had ended are kept, and nothing goes on
+            return
         if kind == "joined":
             self._names[facts["epoch"]] = facts["executor"]
         elif kind in ("left", "lost"):

@@ -38,6 +38,7 @@ REPORT = status_report(
         executor_status(epoch=EPOCH, num_blocks=8, free_blocks=6, running=1, max_num_seqs=4, tasks=["generate"])
     ],
     keys_unreadable={"clients": "/keys/api-keys.json cannot be read: Permission denied"},
+    pauses_s={EPOCH - 1: 0.25},
     scale=m.ScaleStatus(wanted=2, forecast_ttft_s=1.5, reason="memory", drain_first=["gpu-a"]),
 )
 VIEWS = (

@@ -25,7 +25,9 @@ test("a chart's upper end is a round number", () => {
 
 test("an event's details are the rest of a sentence", () => {
   const event = { kind: "lost", cause: "silent", reason: "no answer", sequences: 2 };
-  assert.equal(detailsOf(event), " (it said nothing for too long; no answer; 2 sequences moved)");
+  assert.equal(detailsOf(event), " (no answer; 2 sequences moved)");
+  assert.equal(detailsOf({ ...event, reason: "" }), " (it said nothing for too long; 2 sequences moved)");
+  assert.equal(detailsOf({ kind: "left", cause: "drained", reason: "drained" }), " (it was drained)");
   assert.equal(detailsOf({ kind: "joined" }), "");
 });
 

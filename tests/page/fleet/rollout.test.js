@@ -6,7 +6,8 @@ import { Rollout } from "../../../scheduler_svc/frontend/page/files/fleet/rollou
 const executor = (name, epoch, more = {}) => ({
   executor: name, epoch, pid: epoch, state: "ready", build: "2", running: 3, has_standby: false, ...more,
 });
-const report = (executors, uptime = 100) => ({ executors, uptime_s: uptime });
+const PAUSES = Object.fromEntries(Array.from({ length: 20 }, (_, epoch) => [epoch, epoch / 4]));
+const report = (executors, uptime = 100, pauses = PAUSES) => ({ executors, uptime_s: uptime, pauses_s: pauses });
 
 test("executors are replaced one after the other", () => {
   const [a, b] = [executor("a", 1), executor("b", 2)];
@@ -101,6 +102,7 @@ test("a standby that waited before is the first successor, and is replaced at th
   rollout.see(report([a]), 0);
   rollout.drainAccepted(1);
   const old = executor("b", 2);
+  assert.match(rollout.progress, /^1 of 2:/, "the standby is counted from the start");
   assert.equal(rollout.see(report([old]), 1), 0);
   assert.ok(!rollout.isDone);
   assert.equal(rollout.see(report([{ ...old, has_standby: true }]), 2), 2);
@@ -112,4 +114,21 @@ test("a new scheduler knows of no drain: it is asked again", () => {
   rollout.see(report([a]), 0);
   rollout.drainAccepted(1);
   assert.equal(rollout.see(report([executor("a", 9, { pid: 1 })], 1), 1), 9);
+});
+
+test("the pause of the streams is said beside the length of the turn, and awaited for some seconds", () => {
+  const a = executor("a", 1);
+  const rollout = new Rollout(report([a]), 0);
+  rollout.see(report([a]), 0);
+  rollout.drainAccepted(1);
+  rollout.see(report([executor("b", 2)], 100, {}), 9);
+  assert.deepEqual(rollout.log, []);
+  rollout.see(report([executor("b", 2)]), 11);
+  assert.deepEqual(rollout.log, ["a (epoch 1) → b (epoch 2), build 2; its streams paused 0.25 s, the turn took 11.0 s."]);
+  const other = new Rollout(report([a]), 0);
+  other.see(report([a]), 0);
+  other.drainAccepted(1);
+  other.see(report([executor("b", 2)], 100, {}), 9);
+  other.see(report([executor("b", 2)], 100, {}), 14);
+  assert.match(other.log[0], /how long its streams paused is not known, the turn took 14.0 s/);
 });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { interruptionsOf, labelled, labelsOf, pausesOf } from "../../../scheduler_svc/frontend/page/files/talk/life.js";
+import { interruptionsOf, isSwap, labelled, labelsOf, pausesOf } from "../../../scheduler_svc/frontend/page/files/talk/life.js";
 import {
   duration, figuresOf, gapPath, gapsOf, median, roundEnd, summaryOf, thinned, tickPath,
 } from "../../../scheduler_svc/frontend/page/files/talk/timing.js";
@@ -97,6 +97,7 @@ test("gaps get the reason that lies in them", () => {
   assert.deepEqual(more.map(({ label }) => label).slice(-2),
     ["executor-1 → waiting, 210 ms", "2 pauses of up to 300 ms"]);
   assert.deepEqual(labels.map(({ kind }) => kind), ["lost", "pause", "preempted", "connection", "left"]);
+  assert.deepEqual(labels.map(isSwap), [true, false, false, false, true]);
 });
 
 test("an executor that comes back under its name, and a scheduler", () => {

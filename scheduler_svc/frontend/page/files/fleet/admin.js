@@ -58,8 +58,9 @@ export class Admin {
     const ready = this.report.executors.filter(({ state }) => state === "ready");
     const names = ready.map(({ executor, epoch, running }) =>
       h("li", {}, `${executor} (epoch ${epoch}), ${countOf(running, "running sequence")}`));
+    const standby = ready.some((one) => one.has_standby) ? h("li", {}, "the standby that waits, which is the first successor") : null;
     this.#ask("Roll out the whole fleet?", [
-      h("p", {}, "These are drained one after the other:"), h("ol", {}, ...names),
+      h("p", {}, "These are drained one after the other:"), h("ol", {}, ...names, standby),
       h("p", {}, `After each the rollout waits until ${countOf(ready.length, "executor")} are ready again. Their supervisor has to ` +
         "start the successors; if none is ready within 120 s, the rollout stops."),
       h("p", {}, "The rollout runs in this page. Closing the tab stops it after the executor whose turn it is."),

@@ -9,7 +9,7 @@ import { stateOf } from "./words.js";
 const FACTS = {
   node: "Node",
   build: "Build",
-  model: "Model",
+  weights: "Weights",
   device: "Device",
   tasks: "Tasks",
   pool: "KV pool",
@@ -62,7 +62,7 @@ export class Card {
     const values = {
       node: executor.node || "not said",
       build: executor.build,
-      model: executor.fingerprint.slice(0, SHORT_FINGERPRINT),
+      weights: executor.fingerprint.slice(0, SHORT_FINGERPRINT),
       device: `${executor.device}, ${executor.dtype}`,
       tasks: executor.tasks?.join(", ") || "–",
       pool: poolOf(executor),
@@ -71,7 +71,7 @@ export class Card {
       uptime: span(Math.floor(executor.uptime_s + ageS)),
     };
     for (const [fact, value] of Object.entries(values)) setText(this.facts[fact], value);
-    this.facts.model.title = executor.fingerprint;
+    this.facts.weights.title = executor.fingerprint;
   }
 }
 

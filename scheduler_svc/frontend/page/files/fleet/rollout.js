@@ -4,10 +4,12 @@
 //   gathering ──as many ready as at the start──▶ leaving ──its epoch is gone──▶ succession ──as many again──▶ the next
 //
 // Where standbys wait for the memory of executors, an executor leaves when a standby waits for its memory. A standby
-// that waited before the rollout began is the first successor; it is old, so its turn comes at the end.
+// that waited before the rollout began is the first successor; it is old, so its turn comes at the end, and it is
+// counted from the start.
 
 const REJOIN_S = 5; // an executor that only lost its connection is back earlier, as the same process with a new epoch
 const TIMEOUT_S = 120; // for each executor, from its turn to its successor
+const RESUME_S = 5; // streams go on within a step or two; some may wait for memory for longer
 
 const STATES = {
   gathering: "waits until the fleet is complete",
@@ -26,12 +28,13 @@ export class Rollout {
   #hasOldStandby;
   #waitsForStandbys;
   #isLastTurn = false;
+  #succeededS = null; // when the successor was ready
 
   constructor(report, nowS) {
     this.#report = report;
     /** Executors that are left to replace: it is the first one's turn. */
     this.queue = report.executors.filter(isReady);
-    this.numWanted = this.numTargets = this.queue.length;
+    this.numWanted = this.queue.length;
     this.numReplaced = 0;
     /** What has been done, as sentences. */
     this.log = [];
@@ -40,6 +43,7 @@ export class Rollout {
     this.#begunS = nowS;
     this.#known = new Set(report.executors.map(({ epoch }) => epoch));
     this.#hasOldStandby = this.#waitsForStandbys = this.queue.some((executor) => executor.has_standby);
+    this.numTargets = this.queue.length + (this.#hasOldStandby ? 1 : 0);
   }
 
   get isDone() {
@@ -104,7 +108,9 @@ export class Rollout {
       this.#state = "leaving"; // it had only lost its connection
     } else if (isComplete) {
       const successor = ready.find(({ epoch }) => !this.#known.has(epoch));
-      if (successor) this.#succeeded(target, successor, nowS);
+      if (successor) this.#succeededS ??= nowS;
+      const isOver = target.epoch in this.#report.pauses_s || nowS - this.#succeededS >= RESUME_S;
+      if (successor && isOver) this.#succeeded(target, successor, nowS);
     }
     return 0;
   }
@@ -127,18 +133,18 @@ export class Rollout {
 
   #succeeded(target, successor, nowS) {
     const seconds = (nowS - this.#begunS).toFixed(1);
-    this.log.push(`${named(target)} → ${named(successor)}, build ${successor.build}, ready after ${seconds} s.`);
+    const paused = pausedFor(this.#report.pauses_s[target.epoch]);
+    this.log.push(`${named(target)} → ${named(successor)}, build ${successor.build}; ${paused}, the turn took ${seconds} s.`);
     this.#known.add(successor.epoch);
     this.queue.shift();
     if (this.#hasOldStandby) {
       this.#hasOldStandby = false;
-      this.numTargets += 1;
       this.queue.push(successor);
     }
     this.numReplaced += 1;
     this.#state = "gathering";
     this.#begunS = nowS;
-    this.#absentS = null;
+    this.#absentS = this.#succeededS = null;
     this.#asked = 0;
     if (this.#isLastTurn && this.queue.length) this.stopped = "it was told to stop";
   }
@@ -156,6 +162,11 @@ export class Rollout {
 
 function isReady(executor) {
   return executor.state === "ready";
+}
+
+function pausedFor(seconds) {
+  if (seconds === undefined) return "how long its streams paused is not known";
+  return seconds ? `its streams paused ${seconds.toFixed(2)} s` : "no stream paused";
 }
 
 function named({ executor, epoch }) {

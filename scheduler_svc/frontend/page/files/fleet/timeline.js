@@ -37,8 +37,8 @@ function makeRow(event) {
 /** What else is known of an event, as the rest of a sentence. */
 export function detailsOf(event) {
   const details = [];
-  if (event.cause) details.push(causeOf(event.cause));
-  if (event.reason && event.reason !== event.cause) details.push(event.reason);
+  if (event.reason && event.reason !== event.cause) details.push(event.reason); // it says all that the cause says
+  else if (event.cause) details.push(causeOf(event.cause));
   if (event.sequences) details.push(countOf(event.sequences, "sequence") + (MOVED[event.kind] ?? ""));
   if (event.blocks_cached) details.push(`${countOf(event.blocks_cached, "block")} of its kept pool count on`);
   return details.length ? ` (${details.join("; ")})` : "";

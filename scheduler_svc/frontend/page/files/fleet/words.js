@@ -44,8 +44,8 @@ const CAUSES = {
 
 const SCALE_REASONS = {
   found: "they were there at the start",
-  min: "that is the least",
-  max: "that is the most; the forecast asks for more",
+  min: "that is the minimum",
+  max: "that is the maximum; the forecast asks for more",
   first: "something waits and no executor is there",
   time: "the first token would take too long",
   memory: "memory is short",

@@ -30,7 +30,7 @@ export class RequestView {
       (strip, { sequence, life }) => strip.show(sequence, life, this.span, this.isOnly));
     this.legend = h("ul.legend", { "aria-label": "Colours" },
       ...Object.entries(KINDS).map(([kind, label]) => h("li", {}, h(`span.swatch.${kind}`, {}), label)));
-    this.life = h("div", { hidden: true, "data-testid": "life" }, this.legend, this.axis.node, list);
+    this.life = h("div.life", { hidden: true, "data-testid": "life" }, this.legend, this.axis.node, list);
     fill(root, h("div.request", {},
       h("h1.unseen", {}, "One request"),
       h("form", { on: { submit } }, h("label", { for: "request-id" }, "Request id"), this.input,

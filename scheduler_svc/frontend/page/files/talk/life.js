@@ -95,6 +95,11 @@ export function labelsOf(gaps) {
   return labels;
 }
 
+/** Whether a gap is a swap: another executor went on with the answer. */
+export function isSwap({ kind }) {
+  return kind === "lost" || kind === "left";
+}
+
 /** For each interruption the gap that it has most of its time in: one that lies beside it has another reason. */
 function reasonsOf(gaps, interruptions, sentAt) {
   const reasons = new Map();

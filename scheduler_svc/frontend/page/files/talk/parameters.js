@@ -17,7 +17,7 @@ const OTHERS = "Service";
 
 /** Names that their words alone would not make readable. */
 const LABELS = {
-  top_p: "Top p", top_k: "Top k", min_p: "Min p", max_completion_tokens: "Most tokens", min_tokens: "Least tokens",
+  top_p: "Top p", top_k: "Top k", min_p: "Min p", max_completion_tokens: "Max tokens", min_tokens: "Min tokens",
   stop: "Stop strings", stop_token_ids: "Stop token IDs", ignore_eos: "Ignore stop tokens",
   include_stop_str_in_output: "Keep the stop string", continue_final_message: "Continue the last message",
   allowed_token_ids: "Allowed token IDs", parallel_tool_calls: "Several calls at once",

@@ -1,7 +1,7 @@
 // The time axis of an answer: a tick for each arrival, and a box for each gap.
 
 import { fill, h } from "../dom.js";
-import { labelsOf } from "./life.js";
+import { isSwap, labelsOf } from "./life.js";
 import { duration, figuresOf, gapPath, roundEnd, summaryOf, tickPath } from "./timing.js";
 
 const SIZE = { width: 1000, height: 16 }; // the drawing is stretched to the answer's width
@@ -15,6 +15,7 @@ function svg(name, attributes) {
 
 export class TicksView {
   #gaps = svg("path", { class: "gap" });
+  #swaps = svg("path", { class: "gap swap" });
   #ticks = svg("path", { class: "tick" });
   #drawing = svg("svg", {
     class: "ticks", role: "img", viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, preserveAspectRatio: "none",
@@ -24,7 +25,7 @@ export class TicksView {
   #end = h("span");
 
   constructor() {
-    this.#drawing.append(this.#gaps, this.#ticks);
+    this.#drawing.append(this.#gaps, this.#swaps, this.#ticks);
     this.element = h("div.track", {},
       this.#drawing,
       h("div.scale", { "aria-hidden": "true" }, h("span", {}, "0"), this.#labels, this.#end));
@@ -36,7 +37,9 @@ export class TicksView {
     const isRunning = answer.state === "running";
     const endMs = isRunning ? roundEnd(Math.max(atMs, figures.endMs)) : figures.endMs;
     this.#ticks.setAttribute("d", tickPath(answer.arrivals, endMs, SIZE));
-    this.#gaps.setAttribute("d", gapPath(answer.gaps, endMs, SIZE));
+    const [swaps, others] = [answer.gaps.filter(isSwap), answer.gaps.filter((gap) => !isSwap(gap))];
+    this.#gaps.setAttribute("d", gapPath(others, endMs, SIZE));
+    this.#swaps.setAttribute("d", gapPath(swaps, endMs, SIZE));
     const labels = labelsOf(answer.gaps);
     const texts = labels.map(({ label }) => label);
     this.#drawing.setAttribute("aria-label", summaryOf(figures, texts));
