@@ -94,6 +94,8 @@ _PIP = f"{shlex.quote(sys.executable)} -m pip"
 
 def _source() -> tuple[str, str]:
     """Return what Baton was installed from, or can be, and options of pip."""
+    if (_ROOT / "pyproject.toml").exists():
+        return str(_ROOT), "--editable "
     try:
         origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
@@ -101,22 +103,18 @@ def _source() -> tuple[str, str]:
     url = urlsplit(origin.get("url", ""))
     path = url2pathname(url.path) if url.scheme == "file" else ""
     if path and os.path.exists(path):
-        return path, "--editable " if origin.get("dir_info", {}).get("editable") else ""
-    if (_ROOT / "pyproject.toml").exists():
-        return str(_ROOT), "--editable "
+        return path, ""
     # It is on no index, so there has to be a path.
     return f"PATH/TO/{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl", ""
 
 
 def _shared_files() -> Iterator[str]:
-    for found in metadata.distributions(name=EARLIER_DISTRIBUTION):
-        # Another project has this name today. A checkout's *.egg-info, which owns no files, has no RECORD.
-        is_ours = any(point.value.startswith("scheduler_svc.") for point in found.entry_points)
-        if is_ours and found.read_text("RECORD") and _is_installed():
-            yield (
-                f"Baton is installed twice, as {DISTRIBUTION} and by its earlier name, {EARLIER_DISTRIBUTION}: "
-                f"{_PIP} uninstall --yes {EARLIER_DISTRIBUTION} {DISTRIBUTION} && {install_command()}"
-            )
+    earlier = [each for each in metadata.distributions(name=EARLIER_DISTRIBUTION) if _is_ours_in_files(each)]
+    if earlier and any(metadata.distributions(name=DISTRIBUTION)):
+        yield (
+            f"Baton is installed twice, as {DISTRIBUTION} and by its earlier name, {EARLIER_DISTRIBUTION}: "
+            f"{_PIP} uninstall --yes {EARLIER_DISTRIBUTION} {DISTRIBUTION} && {install_command()}"
+        )
     ours = {DISTRIBUTION.replace("-", "_"), EARLIER_DISTRIBUTION}
     for record in sorted(_ROOT.glob("*.dist-info/RECORD")):
         other = record.parent.name.partition("-")[0]
@@ -126,12 +124,11 @@ def _shared_files() -> Iterator[str]:
             yield f"the distribution {other} owns files of Baton's {' and '.join(names)}; {OWN_ENVIRONMENT}"
 
 
-def _is_installed() -> bool:
-    try:
-        metadata.distribution(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+def _is_ours_in_files(found: metadata.Distribution) -> bool:
+    """Return whether a distribution is of Baton, not of the project that has the earlier name today, and owns files: a
+    checkout's *.egg-info has no RECORD."""
+    is_ours = any(point.value.startswith("scheduler_svc.") for point in found.entry_points)
+    return is_ours and bool(found.read_text("RECORD"))
 
 
 def _place(spec: importlib.machinery.ModuleSpec | None) -> str | None:

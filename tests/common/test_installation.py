@@ -78,19 +78,6 @@ def test_a_package_that_cannot_be_loaded_is_told_in_one_line(tmp_path):
     assert line.startswith("baton-executor: torch cannot be imported: libcudart.so.13: cannot open ")
 
 
-@pytest.mark.parametrize("is_editable", [True, False])
-def test_what_was_installed_from_a_path_is_installed_from_there_again(tmp_path, is_editable):
-    origin = {"url": (tmp_path / "a b").as_uri(), "dir_info": {"editable": is_editable}}
-    distribution(tmp_path, DISTRIBUTION, direct_url_json=json.dumps(origin))
-    told = "from common.installation import install_command; print(install_command('executor'))"
-    (tmp_path / "a b").touch()
-    option = "--editable " if is_editable else ""
-    expected = f"{sys.executable} -m pip install {option}'{tmp_path}/a b[executor]'\n"
-    assert run(told, tmp_path).stdout == expected
-    (tmp_path / "a b").unlink()
-    assert run(told, tmp_path).stdout == f"{HERE.format('executor')}\n"
-
-
 @pytest.mark.parametrize("module", SERVICES)
 def test_a_package_of_another_project_in_place_of_common(tmp_path, module):
     """Also one in the folder where a service is started, which Python takes first."""
@@ -120,6 +107,16 @@ def site(tmp_path):
         (tmp_path / package).symlink_to(ROOT / package)
     distribution(tmp_path, DISTRIBUTION, RECORD="kernels/__init__.py,,\n", entry_points_txt=POINTS)
     return tmp_path
+
+
+def test_what_was_installed_from_a_path_is_installed_from_there_again(site, tmp_path_factory):
+    wheel = tmp_path_factory.mktemp("wheels of ours") / "baton_llm-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    (site / "baton_llm-0.1.0.dist-info" / "direct_url.json").write_text(json.dumps({"url": wheel.as_uri()}))
+    told = "from common.installation import install_command; print(install_command('executor'))"
+    assert run(told, site).stdout == f"{sys.executable} -m pip install '{wheel}[executor]'\n"
+    wheel.unlink()
+    assert run(told, site).stdout == f"{sys.executable} -m pip install 'PATH/TO/{wheel.name}[executor]'\n"
 
 
 def warnings(site):
