@@ -286,4 +286,4 @@ def _import_packages(device: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="baton-executor")

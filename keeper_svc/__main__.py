@@ -99,4 +99,4 @@ def _stop_on_signals(server: Server) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="baton-keeper")

@@ -315,4 +315,4 @@ class _StopFlag:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="baton-scheduler")

@@ -1,5 +1,7 @@
 """Which platform an executor computes on."""
 
+import os
+
 import torch
 
 from common.errors import BatonError
@@ -19,7 +21,9 @@ def choose_platform(options: ExecutorOptions) -> Platform:
     if options.device == "cpu" or (options.device == "auto" and not has_gpu):
         return CpuPlatform(options.threads, pin_threads=options.pin_threads, int8=options.quantization == "int8")
     if not has_gpu:
-        raise BatonError(f"--device is {options.device}, and torch {torch.__version__} finds no GPU here")
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        among = "" if shown is None else f" among those of CUDA_VISIBLE_DEVICES={shown}"
+        raise BatonError(f"--device is {options.device}, and torch {torch.__version__} finds no GPU here{among}")
     if options.quantization != "none":
         raise BatonError(f"--quantization {options.quantization} is for --device cpu: GPUs have no such kernels")
     require(OF_GPUS, "computing on a GPU")

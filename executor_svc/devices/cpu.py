@@ -58,8 +58,8 @@ class CpuPlatform:
         """See `Platform.packing`."""
         loaded = self._choose(dtype, config.head_dim)
         if self._int8 and loaded.kernels is None:
-            kind = f"{str(dtype)[6:]} with head_dim {config.head_dim}"
-            raise BatonError(f"--quantization int8 takes the C++ kernels, and here are none for {kind}")
+            hint = "" if dtype is torch.bfloat16 else "; add --dtype bfloat16"
+            raise BatonError(f"--quantization int8 takes C++ kernels: {loaded.problem or loaded.reason}{hint}")
         if self._int8 and config.moe is not None:
             raise BatonError("--quantization int8 is for dense models: experts have no such kernels")
         return AS_IS if loaded.kernels is None else CppPacking(loaded.kernels, loaded.isa, int8=self._int8)

@@ -83,4 +83,4 @@ def _open_what_is_closed() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="baton")

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from fastapi.responses import PlainTextResponse
 
-from scheduler_svc.client.batch.files import read_batch
+from scheduler_svc.client.batch.input import BatchInput
 from scheduler_svc.client.batch.sender import RetryPolicy
 from tests.client.fake_server import MODEL, Drop, Refuse
 from tests.support.eventually import eventually
@@ -194,9 +194,40 @@ def test_input_that_can_be_read_once_is_refused(start_baton, server, files):
 
 def test_lines_that_are_not_there_any_more_are_a_failure(baton, files, monkeypatch):
     """The input was written again after it was checked."""
-    monkeypatch.setattr("scheduler_svc.client.batch.answer.read_batch", lambda path: list(read_batch(path))[:4])
+    read = BatchInput.__iter__
+    monkeypatch.setattr(BatchInput, "__iter__", lambda source: iter(list(read(source))[:4]))
     done = baton("batch", *files)
     assert (done.exit_code, "4 of 10 lines" in done.stderr.splitlines()[-1]) == (1, True)
+
+
+def test_a_file_of_prompts(baton, server, tmp_path):
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("Who was Romeo?\n\nAnd Juliet?\n")
+    done = baton("batch", "--prompts", prompts, output)
+    assert (done.exit_code, results(output).keys()) == (0, {"1", "3"})
+    asked = {(request["prompt"], request["max_tokens"]) for request in server.requests}
+    assert asked == {("Who was Romeo?", 256), ("And Juliet?", 256)}
+    done = baton("batch", "--prompts", prompts, "--chat", "--max-tokens", 2, tmp_path / "chats.jsonl")
+    assert done.exit_code == 0
+    asked = {message["content"] for request in server.requests[2:] for message in request["messages"]}
+    assert asked == {"Who was Romeo?", "And Juliet?"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["in", "out", "--prompts", __file__], "an OUT.jsonl, and no IN.jsonl"),
+        (["in"], "an IN.jsonl and an OUT.jsonl"),
+        (["/nowhere", "out"], "File '/nowhere' does not exist"),
+        ([__file__, "out", "--chat"], "--chat and --max-tokens are for --prompts"),
+        ([__file__, "out", "--max-tokens", "5"], "--chat and --max-tokens are for --prompts"),
+        (["--prompts", __file__, __file__], "are the same file"),
+    ],
+)
+def test_what_is_wrong_usage(baton, server, arguments, told):
+    done = baton("batch", *arguments)
+    assert (done.exit_code, server.requests) == (2, [])
+    assert told in done.stderr
 
 
 def test_an_output_in_no_folder_is_wrong_usage(baton, server, files):

@@ -13,9 +13,8 @@ from scheduler_svc.client.batch.files import (
     BatchResult,
     InOrder,
     ResultFile,
-    check_batch,
-    read_batch,
 )
+from scheduler_svc.client.batch.input import BatchInput, prompt_line, request_line
 from scheduler_svc.client.errors import WrongFile
 
 
@@ -33,8 +32,9 @@ def result(custom_id):
 def test_input_is_read_with_blank_lines_and_without_a_last_line_end(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(request("a") + b"\n\n  \n" + request("b"))
-    assert check_batch(path) == {"a", "b"}
-    assert [line.custom_id for line in read_batch(path)] == ["a", "b"]
+    source = BatchInput(path, request_line())
+    assert source.check() == {"a", "b"}
+    assert [line.custom_id for line in source] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,48 @@ def test_bad_lines_are_named(tmp_path, line, reason):
     path = tmp_path / "in.jsonl"
     path.write_bytes(request("first") + b"\n" + line + b"\n" + request("last") + b"\n")
     with pytest.raises(WrongFile) as caught:
-        check_batch(path)
+        BatchInput(path, request_line()).check()
     assert reason in caught.value.message
 
 
 def test_many_bad_lines_are_counted(tmp_path):
     path = tmp_path / "in.jsonl"
-    path.write_bytes(b"x\n" * 25)
+    path.write_bytes(b"{}\n" * 25)
     with pytest.raises(WrongFile, match="and 15 more"):
-        check_batch(path)
+        BatchInput(path, request_line()).check()
+
+
+@pytest.mark.parametrize("content", [b"Who was Romeo?\nAnd Juliet?\n", b"\n[\n", b"\xff\xfe", b"id,prompt\n1,Hi\n"])
+def test_a_file_of_something_else_is_one_line_with_the_format(tmp_path, content):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(content)
+    with pytest.raises(WrongFile) as caught:
+        BatchInput(path, request_line()).check()
+    message = caught.value.message
+    example = message.partition("object: ")[2].partition("; --prompts takes a file with a prompt a line")[0]
+    assert request_line()(1, example.encode()).body == {"prompt": "Hi", "max_tokens": 50}
+    assert "\n" not in message
+
+
+def test_prompts_are_lines_of_a_text(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes('\ufeffWho was Romeo?\r\n\n  \nÖl: {"a": 1} '.encode())
+    source = BatchInput(path, prompt_line(7, as_chat=False))
+    assert source.check() == {"1", "4"}
+    assert [line.body for line in source] == [
+        {"prompt": "Who was Romeo?", "max_tokens": 7},
+        {"prompt": 'Öl: {"a": 1} ', "max_tokens": 7},
+    ]
+    (first, _) = BatchInput(path, prompt_line(7, as_chat=True))
+    assert first.url == "/v1/chat/completions"
+    assert first.body == {"messages": [{"role": "user", "content": "Who was Romeo?"}], "max_completion_tokens": 7}
+
+
+def test_prompts_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"a\n\xff\n")
+    with pytest.raises(WrongFile, match="line 2: 'utf-8' codec"):
+        BatchInput(path, prompt_line(7, as_chat=False)).check()
 
 
 def test_results_are_read_back(tmp_path):

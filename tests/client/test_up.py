@@ -36,6 +36,9 @@ main(["up", *sys.argv[1:]])
 """
 
 
+no_gpu = pytest.mark.skipif(any(Path("/dev").glob("nvidia*")), reason="needs a machine without a GPU")
+
+
 @pytest.fixture
 def start_up(started):
     """Start `baton up` with fake services; `changes` are to the FleetSpec."""
@@ -77,7 +80,7 @@ def specs(monkeypatch):
 
 
 def run_up(*arguments):
-    result = CliRunner().invoke(main, ["up", *ports(), *arguments], env={"BATON_API_KEYS": None})
+    result = CliRunner().invoke(main, ["up", *ports(), *arguments], env={"BATON_API_KEYS": None, "BATON_API_KEY": None})
     assert result.exit_code == 0, result.output
 
 
@@ -157,6 +160,17 @@ def test_gpus_are_divided_among_the_executors(specs):
     result = CliRunner().invoke(main, ["up", *ports(), "--executors", "2", "--gpus", "0"])
     assert (result.exit_code, len(specs)) == (2, 1)
     assert "--gpus 0 names 1 GPUs, 2 executors of 1 processes need 2" in result.stderr
+    assert spec.executor_options[-2:] == ("--device", "cuda"), "the CPU is no substitute for what was named"
+    result = CliRunner().invoke(main, ["up", *ports(), "--gpus", "0", "--device", "cpu"])
+    assert (result.exit_code, len(specs)) == (2, 1)
+
+
+def test_what_an_executor_would_refuse_is_refused_before_anything_starts():
+    """A value that only the executor refused would be told in its words, after the services have started."""
+    options, of_executor = ({option.name: option for option in each.params} for each in (up.command, executor_command))
+    for name in executor_options._PASSED_ON:
+        mine, its = options[name].type, of_executor.get(name, of_executor.get(f"{name}_gib")).type
+        assert (type(mine), vars(mine)) == (type(its), vars(its)), name
 
 
 @pytest.mark.parametrize("what", ["journal", "store"])
@@ -219,7 +233,47 @@ def test_with_keys_it_is_ready_without_one_and_says_that_clients_need_one(start_
     banner = read_until(process.stdout, "curl")
     assert "model      mine" in banner
     assert '"model": "mine"' in banner
-    assert banner.count(" --api-key KEY") == banner.count("Authorization: Bearer KEY") == 1
+    assert banner.count("BATON_API_KEY=KEY baton") == banner.count("Authorization: Bearer KEY") == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "lines", "options", "keys"),
+    [
+        ({"BATON_API_KEY": "alpha"}, None, "", "alpha"),
+        ({"BATON_API_KEY": "alpha"}, None, "--no-api-keys", None),
+        ({"BATON_API_KEY": ""}, None, "", None),
+        (
+            {"BATON_API_KEY": "alpha", "BATON_API_KEYS": "beta, gamma"},
+            "\ndelta \r\nalpha\n",
+            "",
+            "beta,gamma,alpha,delta",
+        ),
+    ],
+)
+def test_keys_that_a_user_wrote_down(monkeypatch, tmp_path, environment, lines, options, keys):
+    started = []
+    monkeypatch.setattr(
+        up,
+        "run_until_stopped",
+        lambda spec, _, welcome: started.append((spec, welcome, os.environ.get("BATON_API_KEYS"))),
+    )
+    (tmp_path / "keys").write_text(lines or "")
+    arguments = [*options.split(), *(["--api-key-file", str(tmp_path / "keys")] if lines else [])]
+    environment = {"BATON_API_KEY": None, "BATON_API_KEYS": None, **environment}
+    assert CliRunner().invoke(main, ["up", *ports(), *arguments], env=environment).exit_code == 0
+    ((spec, welcome, passed_on),) = started
+    assert (passed_on, welcome.needs_key) == (keys, keys is not None)
+    words = " ".join([*spec.command("scheduler"), *spec.command("executor-0")])
+    assert not any(key in words for key in (keys or "alpha").split(","))
+
+
+@pytest.mark.parametrize(("lines", "told"), [("\n", "has no API key"), ("a b", "a character"), ("a,b", "a character")])
+def test_a_file_without_a_key_that_can_be_sent_is_refused(specs, tmp_path, lines, told):
+    (tmp_path / "keys").write_text(lines)
+    result = CliRunner().invoke(main, ["up", *ports(), "--api-key-file", str(tmp_path / "keys")])
+    assert (result.exit_code, len(specs)) == (2, 0)
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.timeout(30)
@@ -283,8 +337,10 @@ def spoil_recommendation(folder):
         (None, ["--pooling-model", "score=/nowhere"], "baton-scheduler: there is no folder /nowhere"),
         (None, ["--max-model-len", "1000000"], "baton-executor: --max-model-len is 1000000, the model takes 2048"),
         (None, ["--kv-cache-memory", "1000000"], "baton-executor: the KV pool of "),
+        (None, ["--quantization", "int8", "--dtype", "float32"], "are for bfloat16, not float32; add --dtype bfloat16"),
+        pytest.param(None, ["--gpus", "0"], "finds no GPU here among those of CUDA_VISIBLE_DEVICES=0", marks=no_gpu),
     ],
-    ids=["frontend", "executor", "scheduler", "length", "memory"],
+    ids=["frontend", "executor", "scheduler", "length", "memory", "int8", "gpus"],
 )
 def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reason):
     """Real services: whichever of them says it, the reason is in the last lines, and nothing is started again."""
@@ -297,3 +353,24 @@ def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reas
     assert ended.returncode == 2, ended.stderr
     assert reason in ended.stderr.rpartition("Error: ")[2], ended.stderr
     assert "started again" not in ended.stderr
+
+
+def test_an_error_that_click_writes_in_a_child_names_the_command(tmp_path):
+    """Only what the parent cannot check gets there: here a variable of the environment."""
+    command = [
+        sys.executable,
+        "-m",
+        "scheduler_svc.client.cli",
+        "up",
+        *ports(),
+        "--no-keep",
+        "--no-journal",
+        "--no-store",
+    ]
+    environment = os.environ | {"BATON_NODE": "x" * 1000}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 2, ended.stderr
+    assert "python -m" not in ended.stderr
+    told = ended.stderr.partition("Error: executor-0 exited with code 2:\n")[2]
+    assert told.startswith("Error: Invalid value for '--node' (env var: 'BATON_NODE'): it has 1000 characters")
+    assert len(told.splitlines()) == 1

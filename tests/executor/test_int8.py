@@ -78,7 +78,7 @@ def test_it_is_another_model_to_a_fleet() -> None:
 
 
 def test_who_has_no_such_kernels_is_refused(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BatonError, match="and here are none for float32 with head_dim 64"):
+    with pytest.raises(BatonError, match="are for bfloat16, not float32; add --dtype bfloat16"):
         start_int8(None, dtype="float32")
     with pytest.raises(BatonError, match="int8 is for dense models"):
         start_int8(checkpoint(preset="30B-A3B", experts=True, dtype=torch.bfloat16))

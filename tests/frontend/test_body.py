@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.errors import MAX_PARAM_CHARACTERS, ApiError
 from scheduler_svc.frontend.requests import body as body_module
 from scheduler_svc.frontend.requests.body import (
     MAX_CONTAINERS,
@@ -23,6 +23,7 @@ from tests.support.effort import examples
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION = {"model": "m", "prompt": "x"}
+IGNORING = " A service that runs with --allow-unknown ignores unknown parameters."
 SIGNS = st.text(alphabet='",[]{}\\:a\n\u00e9 ', max_size=12)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | SIGNS,
@@ -152,7 +153,53 @@ def test_a_conversation_has_so_many_messages():
 def test_of_a_long_list_that_is_wrong_one_item_is_described(change):
     message = refusal(json.dumps(CHAT | change).encode(), ChatRequest)
     assert "[0]" in message
-    assert "more like it" not in message or int(message.split("And ")[1].split()[0]) < 5
+    assert "[1]" not in message
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"temperature": "hot"}, "Invalid value for 'temperature': Input should be a valid number."),
+        (
+            {"temperature": "hot", "x": 1},
+            "Invalid value for 'temperature': Input should be a valid number. Also wrong: 'x'.",
+        ),
+        ({"messages": None, "u": 1, "v": 2}, "Missing required parameter: 'messages'. Also wrong: 'u' and 'v'."),
+        (dict.fromkeys("uvwxyz", 1), f"Unknown parameter: 'u'.{IGNORING} Also wrong: 'v', 'w', 'x' and 2 more."),
+        ({"a\nb": 1}, f"Unknown parameter: 'a\\nb'.{IGNORING}"),
+        # A value that fits none of several types is one.
+        ({"keep_alive": []}, "Invalid value for 'keep_alive': Input should be a valid string."),
+    ],
+)
+def test_all_that_is_wrong_is_named_once(change, told):
+    assert refusal(json.dumps(CHAT | change).encode(), ChatRequest) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("repeat_penalty", "repetition_penalty"),
+        ("max_new_tokens", "max_tokens"),
+        ("maxTokens", "max_tokens"),
+        ("reasoning_efort", "reasoning_effort"),
+        ("lenght_penalty", None),  # is known, and cannot be used
+        ("message", None),  # is there
+        ("num_ctx", None),
+        ("x" * 2**20, None),
+    ],
+)
+def test_the_nearest_parameter_is_named(name, meant):
+    message = refusal(json.dumps(CHAT | {name: 1}).encode(), ChatRequest)
+    hint = f" Did you mean '{meant}'?" if meant else ""
+    assert message == f"Unknown parameter: '{name[:MAX_PARAM_CHARACTERS]}'.{hint}{IGNORING}"
+
+
+def test_the_nearest_parameter_is_named_inside_of_objects():
+    stream = {"stream": True, "stream_options": {"includ_usage": True}}
+    message = refusal(json.dumps(CHAT | stream).encode(), ChatRequest)
+    assert message == "Unknown parameter: 'stream_options.includ_usage'. Did you mean 'include_usage'?"
+    schema = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strickt": True}}}
+    assert refusal(json.dumps(CHAT | schema).encode(), ChatRequest).endswith("Did you mean 'strict'?")
 
 
 @settings(max_examples=examples(300, quick=60))

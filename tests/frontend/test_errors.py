@@ -204,6 +204,26 @@ def test_an_error_quotes_little_of_what_was_sent(frontend: Frontend, body: dict)
     assert ("m" if "p" * 2**20 not in body else "p") * 100 in answer.text
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "told"),
+    [
+        ("POST", "/api/chat", "This is OpenAI's API, not Ollama's: use POST /v1/chat/completions."),
+        ("GET", "/api/tags", "This is OpenAI's API, not Ollama's: use GET /v1/models."),
+        ("POST", "/v1/chat/completion", "Did you mean POST /v1/chat/completions?"),
+        ("POST", "/chat/completions", "Did you mean POST /v1/chat/completions?"),
+        ("GET", "/v1/model", "Did you mean GET /v1/models?"),
+        ("GET", "/v1/files/", "Did you mean GET /v1/files?"),
+        ("GET", "/docs", "With --openapi the service describes its API at /docs and /openapi.json."),
+        ("GET", "/wp-login.php", "The API is at /v1/chat/completions, /v1/completions, "),
+        ("GET", "/" + "completions/" * 50, "The API is at /v1/chat/completions, /v1/completions, "),
+    ],
+)
+def test_a_path_that_is_not_there_is_answered_with_what_is(frontend: Frontend, method: str, path: str, told: str):
+    answer = httpx.request(method, f"{frontend.url}{path}")
+    message = assert_openai_shape(answer, 404)["message"]
+    assert message.startswith(f"There is no {path} here. {told}")
+
+
 def test_unknown_routes_and_methods(frontend: Frontend):
     assert assert_openai_shape(httpx.get(f"{frontend.url}/v1/nothing"), 404)["code"] == "unknown_url"
     answer = httpx.get(f"{frontend.url}/v1/completions")

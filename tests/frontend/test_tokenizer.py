@@ -116,7 +116,7 @@ def test_template_in_tokenizer_config(model_copy: Path):
     (model_copy / "chat_template.jinja").unlink()
     path = model_copy / "tokenizer_config.json"
     settings = json.loads(path.read_text())
-    with pytest.raises(RequestRejected, match="no chat template"):
+    with pytest.raises(RequestRejected, match=r"no chat template; use /v1/completions \(baton generate\)"):
         Tokenizer(model_copy).render_chat(CONVERSATION, None, {})
     role = "{{ messages[0].role }}"
     for template in (role, [{"name": "tool_use", "template": "x"}, {"name": "default", "template": role}]):

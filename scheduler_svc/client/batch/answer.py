@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from scheduler_svc.client.batch.files import BatchLine, ResultFile, read_batch
+from scheduler_svc.client.batch.files import ResultFile
+from scheduler_svc.client.batch.input import BatchInput, BatchLine
 from scheduler_svc.client.batch.note import NoteFile, input_digest
 from scheduler_svc.client.batch.remote import RemoteBatch, can_be_remote, takes_batches
 from scheduler_svc.client.batch.remote_start import Todo
@@ -38,7 +38,7 @@ class HowToSend:
 
 
 def answer_batch(
-    in_path: Path, note: NoteFile, output: ResultFile, service: ServiceAddress, how: HowToSend, tally: Tally
+    source: BatchInput, note: NoteFile, output: ResultFile, service: ServiceAddress, how: HowToSend, tally: Tally
 ) -> int:
     """Append a result for each line of a checked input that has none yet. Returns how many of them are failures.
 
@@ -52,17 +52,15 @@ def answer_batch(
     """
 
     def todo() -> Iterator[BatchLine]:
-        return (line for line in read_batch(in_path) if line.custom_id not in output.finished)
+        return (line for line in source if line.custom_id not in output.finished)
 
     with connect(service) as api:
         model = api.model_name(how.model)
-        is_remote = not how.direct and can_be_remote(todo(), in_path.stat().st_size) and takes_batches(api)
+        is_remote = not how.direct and can_be_remote(todo(), source.path.stat().st_size) and takes_batches(api)
         if is_remote:
             remote = RemoteBatch(api, output, note, url=service.url)
-            place = {line.custom_id: number for number, line in enumerate(read_batch(in_path))}
-            asked = Todo(
-                todo(), next(todo()).url, place, model, lambda for_model: input_digest(read_batch(in_path), for_model)
-            )
+            place = {line.custom_id: number for number, line in enumerate(source)}
+            asked = Todo(todo(), next(todo()).url, place, model, lambda for_model: input_digest(source, for_model))
             with _told(tally):
                 return remote.run(asked, tally)
     if note.read() is not None:
@@ -84,7 +82,7 @@ def answer_batch(
     with _told(tally):
         num_failed = asyncio.run(run)
     if tally.done < tally.total:
-        raise RequestFailed(f"only {tally.done} of {tally.total} lines were in {in_path} when they were sent")
+        raise RequestFailed(f"only {tally.done} of {tally.total} lines were in {source.path} when they were sent")
     return num_failed
 
 

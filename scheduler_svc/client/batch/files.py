@@ -1,4 +1,4 @@
-"""The files of `baton batch`, in the formats of OpenAI's Batch API: requests in, results out.
+"""The results of `baton batch`, in the format of OpenAI's Batch API.
 
 A line of results is appended whole and never changed, so the output file is also the record of what is done: a second
 run of the same batch reads it and continues with the rest.
@@ -11,23 +11,13 @@ import uuid
 from collections.abc import Container, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 
 from scheduler_svc.client.errors import OutputFailed, WrongFile
 
-_MAX_PROBLEMS_SHOWN = 10
 _RESULT_START = b'{"id":"batch_req_'
-
-
-class BatchLine(msgspec.Struct, frozen=True):
-    """One request of the input file. `body` goes to `url` unchanged, with a model added if it names none."""
-
-    custom_id: Annotated[str, msgspec.Meta(min_length=1)]
-    url: Literal["/v1/chat/completions", "/v1/completions"]
-    body: dict[str, Any]
-    method: Literal["POST"] = "POST"
 
 
 class BatchResponse(msgspec.Struct, frozen=True):
@@ -69,53 +59,6 @@ class _FinishedLine(msgspec.Struct):
 
     custom_id: str
     error: Any = None
-
-
-def read_batch(path: Path) -> Iterator[BatchLine]:
-    """The requests in a file that `check_batch` has accepted, read one by one."""
-    decoder = msgspec.json.Decoder(BatchLine)
-    with path.open("rb") as lines:
-        for line in lines:
-            if line.strip():
-                yield decoder.decode(line)
-
-
-def check_batch(path: Path) -> set[str]:
-    """Read the whole input once.
-
-    Returns:
-        The custom_ids in it.
-
-    Raises:
-        WrongFile: it is no regular file, which is read more than once; or some lines are no requests or have the same
-            custom_id: the message names them by number.
-    """
-    if not path.is_file():
-        raise WrongFile(f"{path} is no regular file, and the input is read more than once; write it to a file first")
-    decoder = msgspec.json.Decoder(BatchLine)
-    line_of_id: dict[str, int] = {}
-    problems: list[str] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                request = decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                problems.append(f"line {number}: {error}")
-                continue
-            first = line_of_id.setdefault(request.custom_id, number)
-            if first != number:
-                problems.append(f"line {number}: custom_id {request.custom_id!r} is in line {first} already")
-            if request.body.get("stream"):
-                problems.append(f"line {number}: a batch cannot be streamed; leave `stream` out")
-            if request.body.get("prompt_logprobs") is not None:  # streams have none, and each line is read as a stream
-                problems.append(f"line {number}: a batch has no `prompt_logprobs`; use `echo` with `logprobs`")
-    if problems:
-        shown = problems[:_MAX_PROBLEMS_SHOWN]
-        more = [f"and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
-        raise WrongFile("\n  ".join([f"{path} cannot be sent:", *shown, *more]))
-    return set(line_of_id)
 
 
 class InOrder:

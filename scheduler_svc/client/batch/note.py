@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from scheduler_svc.client.batch.files import BatchLine
+from scheduler_svc.client.batch.input import BatchLine
 from scheduler_svc.client.errors import WrongFile
 
 

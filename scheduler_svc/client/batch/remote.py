@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 
-from scheduler_svc.client.batch.files import BatchError, BatchLine, BatchResponse, BatchResult, ResultFile
+from scheduler_svc.client.batch.files import BatchError, BatchResponse, BatchResult, ResultFile
+from scheduler_svc.client.batch.input import BatchLine
 from scheduler_svc.client.batch.note import NoteFile
 from scheduler_svc.client.batch.remote_start import RemoteStart, Todo
 from scheduler_svc.client.errors import RequestFailed, WrongFile

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from scheduler_svc.client.batch.files import BatchLine
+from scheduler_svc.client.batch.input import BatchLine
 from scheduler_svc.client.batch.note import Note, NoteFile, uploaded_line
 from scheduler_svc.client.errors import RequestFailed, WrongFile
 from scheduler_svc.client.http.api import Api, Json

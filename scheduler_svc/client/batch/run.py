@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Iterable
 
 import httpx
 
-from scheduler_svc.client.batch.files import BatchLine, InOrder, ResultFile
+from scheduler_svc.client.batch.files import InOrder, ResultFile
+from scheduler_svc.client.batch.input import BatchLine
 from scheduler_svc.client.batch.sender import BatchSender, RetryPolicy
 from scheduler_svc.client.http.api import client_settings
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS

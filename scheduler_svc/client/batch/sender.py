@@ -12,7 +12,8 @@ import click
 import httpx
 import msgspec
 
-from scheduler_svc.client.batch.files import BatchError, BatchLine, BatchResponse, BatchResult
+from scheduler_svc.client.batch.files import BatchError, BatchResponse, BatchResult
+from scheduler_svc.client.batch.input import BatchLine
 from scheduler_svc.client.errors import (
     ConnectionBroke,
     RequestFailed,

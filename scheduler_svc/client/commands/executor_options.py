@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -61,6 +62,11 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if numbers and len(numbers) != num_executors * ranks:
             needed = f"{num_executors} executors of {ranks} processes need {num_executors * ranks}"
             raise click.UsageError(f"--gpus {gpus} names {len(numbers)} GPUs, {needed}")
+        device = dict(pairwise(engine)).get("--device", "auto")
+        if numbers and device == "cpu":
+            raise click.UsageError(f"--gpus {gpus} and --device cpu contradict each other")
+        if numbers and device == "auto":  # which would be the CPU where there is no such GPU
+            engine = (*engine, "--device", "cuda")
         return command(executors=ExecutorChoices(num_executors, ranks, numbers, threads, engine), **options)
 
     return with_executors
@@ -86,8 +92,8 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="Memory for KV blocks of an executor.")  # fmt: skip
     @click.option("--num-blocks", type=count, help="KV blocks of each executor.")
     @click.option("--block-size", type=count, help="Tokens in a KV block.")
-    @click.option("--max-num-seqs", type=count, help="Sequences an executor runs at once.")
-    @click.option("--max-batch-tokens", type=count, help="Tokens an executor computes in a step.")
+    @click.option("--max-num-seqs", type=click.IntRange(1, 65536), help="Sequences an executor runs at once.")
+    @click.option("--max-batch-tokens", type=click.IntRange(1, 2**20), help="Tokens an executor computes in a step.")
     @wraps(command)
     def with_engine(*, enforce_eager: bool, tasks: tuple[str, ...], **options: Any) -> Any:
         given = [*words(**{name: options.pop(name) for name in _PASSED_ON})]

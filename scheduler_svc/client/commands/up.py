@@ -1,6 +1,8 @@
 """`baton up`: both services on this machine, kept up until Ctrl-C."""
 
 import contextlib
+import os
+import re
 import signal
 import socket
 import sys
@@ -17,13 +19,14 @@ from common.exit_codes import EXIT_USAGE, exit_code_of
 from common.installation import require_executor
 from common.keeper_socket import default_socket
 from common.model_files import model_name
-from scheduler_svc.api_key_options import api_key_options, plain_keys, require_keys_or_consent
+from scheduler_svc.api_key_options import API_KEYS_VARIABLE, api_key_options, plain_keys, require_keys_or_consent
 from scheduler_svc.client.commands.executor_options import ExecutorChoices, executor_options
-from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetError, FleetMisconfigured
+from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetError, FleetMisconfigured, WrongFile
 from scheduler_svc.client.processes.keeper import keeper_listens
 from scheduler_svc.client.processes.local_fleet import KEEPER, SCHEDULER, FleetSpec, LocalFleet
 from scheduler_svc.client.processes.supervisor import Supervisor
 from scheduler_svc.client.processes.words import words
+from scheduler_svc.client.request_files import file_text
 from scheduler_svc.client.service_address import DEFAULT_URL
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.store_options import StoreOptions, store_options
@@ -54,6 +57,8 @@ class Welcome:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to serve HTTP.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Where to serve HTTP.")
 @api_key_options(exists=True)
+@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with API keys "
+              "that clients need, a key a line. One key may also be in BATON_API_KEY.")  # fmt: skip
 @click.option(
     "--executor-port", default=5555, show_default=True, type=click.IntRange(1, 65535), help="Where executors connect."
 )
@@ -87,6 +92,7 @@ def command(
     port: int,
     api_keys_file: Path | None,
     no_api_keys: bool,
+    api_key_file: Path | None,
     executor_port: int,
     executors: ExecutorChoices,
     standbys: int,
@@ -118,6 +124,10 @@ def command(
         raise click.UsageError("--journal and --no-journal contradict each other")
     if store.folder is not None and no_store:
         raise click.UsageError("--store and --no-store contradict each other")
+    if api_key_file is not None and no_api_keys:
+        raise click.UsageError("--api-key-file and --no-api-keys contradict each other")
+    if keys := _plain_keys(api_key_file, with_own=not no_api_keys):
+        os.environ[API_KEYS_VARIABLE] = ",".join(keys)  # for the scheduler, which must not show it in `ps`
     require_keys_or_consent(api_keys_file, no_api_keys, journal and journal.parent)
     try:
         if executors.count:
@@ -197,10 +207,11 @@ def _banner(fleet: LocalFleet, welcome: Welcome) -> str:
     spec, pids = fleet.spec, fleet.pids
     about = " (the small demo model inside Baton; --model takes another)" if welcome.is_demo else ""
     executors = ", ".join(f"{child} (pid {pid})" for child, pid in pids.items() if child not in (SCHEDULER, KEEPER))
+    key = ""
     options = "" if spec.url == DEFAULT_URL else f" --url {spec.url}"
     headers = "-H 'Content-Type: application/json'"
     if welcome.needs_key:
-        options += " --api-key KEY"
+        key = "BATON_API_KEY=KEY "
         headers += " -H 'Authorization: Bearer KEY'"
     page = (
         f"Open {spec.url} in a browser, or try, in another terminal:"
@@ -215,9 +226,33 @@ Baton is ready at {spec.url}
   executors  {executors or "none yet"}
 
 {page}
-  baton generate "ROMEO:" --max-tokens 64{options}
+  {key}baton generate "ROMEO:" --max-tokens 64{options}
   curl {spec.url}/v1/completions {headers} -d '{body}'
 """
+
+
+def _plain_keys(path: Path | None, *, with_own: bool) -> tuple[str, ...]:
+    """Read the keys that a user wrote down: of the environment, and those of a file.
+
+    Args:
+        with_own: also take the one that the other commands send.
+
+    Raises:
+        WrongFile: the file cannot be read or has no key, or a key could not be sent in a header.
+    """
+    keys = plain_keys()
+    if with_own and (own := os.environ.get("BATON_API_KEY", "").strip()):
+        keys.append(own)
+    source = "BATON_API_KEY"
+    if path is not None:
+        source = f"{source} or {path}"
+        of_file = [line.strip() for line in file_text(path).splitlines() if line.strip()]
+        if not of_file:
+            raise WrongFile(f"{path} has no API key; each of its lines is one")
+        keys += of_file
+    if not all(re.fullmatch(r"[!-+\--~]+", key) for key in keys):
+        raise WrongFile(f"a key of {source} has a character that no key may have: blanks, commas, or others than ASCII")
+    return tuple(dict.fromkeys(keys))
 
 
 def _require_free(host: str, port: int, option: str) -> None:

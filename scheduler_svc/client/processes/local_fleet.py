@@ -28,7 +28,8 @@ STOP_TIMEOUT_S = 10.0
 
 _LOG_LINES = 15  # that are looked at when a child has ended
 _REASON_LINES = 5  # that say why, at most
-_INFORMATION = re.compile(r"""(\blevel=|"level": ?")(debug|info)\b""")
+# Lines of a log that are information, and those that click writes above an error: the user has not used this command.
+_NO_REASON = re.compile(r"""(\blevel=|"level": ?")(debug|info)\b|^$|^Usage: |^Try '.* --help' for help\.$""")
 _POLL_INTERVAL_S = 0.05
 _HAND_OVER_S = 0.05  # from a process's end until the keeper has given its pool to a standby
 
@@ -272,7 +273,7 @@ class LocalFleet:
 
     def failure(self, end: ChildEnd) -> FleetError:
         """The error that says how a child ended, and why: by the last lines of its log that are no information."""
-        said = [line for line in self.log_tail(end.name).splitlines() if not _INFORMATION.search(line)]
+        said = [line for line in self.log_tail(end.name).splitlines() if not _NO_REASON.search(line)]
         message = "\n".join((f"{end}:", *said[-_REASON_LINES:])) if said else f"{end}; its log above says why"
         if end.returncode == -signal.SIGKILL:
             message = (

@@ -134,6 +134,6 @@ def create_app(
         app.add_middleware(TraceRequests, tracing=tracing)
     callers = Callers(settings.hosts, settings.options.cors_origin)
     app.add_middleware(RequireApiKey, api_keys=settings.api_keys, callers=callers, open_paths=open_paths)
-    install_error_handlers(app)
     routes = [route for router in routers for route in router.routes]
+    install_error_handlers(app, routes)
     return Traces(with_cors(app, settings.options.cors_origin), routes, link.counts)

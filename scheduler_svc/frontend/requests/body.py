@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.ignored import IgnoredNames
+from scheduler_svc.frontend.requests.validation import describe_validation
 from scheduler_svc.frontend_options import FrontendOptions
 
 MAX_VALUES = 2**18  # numbers above all: token ids
@@ -19,13 +20,6 @@ MAX_DEPTH = 64
 MAX_MESSAGES = 4096
 MAX_NUMBER_CHARACTERS = 256  # of one: reading a long integer takes the square of its length
 GZIP = b"\x1f\x8b"
-
-_CODE_OF_PYDANTIC_TYPE = {
-    "missing": "missing_required_parameter",
-    "extra_forbidden": "unknown_parameter",
-    "unsupported_parameter": "unsupported_parameter",
-    "thread_unsupported_request": "thread_unsupported_request",
-}
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -63,7 +57,7 @@ def parse_noting(raw: bytes, schema: type[Schema], options: FrontendOptions | No
     try:
         return Parsed(schema.model_validate(content, context=ignored), ignored.names(), ignored.left_out())
     except ValidationError as error:
-        raise describe_validation(error) from error
+        raise describe_validation(error, schema, content) from error
 
 
 def decoded(raw: bytes) -> Any:
@@ -155,26 +149,3 @@ def _short(text: str) -> str:
 
 def _no_constant(name: str) -> Any:
     raise _no_json(f"{name} is no number of JSON")
-
-
-def describe_validation(error: ValidationError) -> ApiError:
-    """One readable sentence from pydantic's list of errors."""
-    first, count = error.errors(include_url=False)[0], error.error_count()
-    param, kind = _path(first["loc"]), first["type"]
-    code = _CODE_OF_PYDANTIC_TYPE.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
-    match kind:
-        case "missing":
-            message = f"Missing required parameter: '{param}'."
-        case "extra_forbidden":
-            message = f"Unknown parameter: '{param}'."
-        case _:
-            message = f"Invalid value for '{param}': {first['msg']}."
-    if count > 1:
-        message += f" And {count - 1} more like it."
-    return ApiError(400, message, code=code, param=param)
-
-
-def _path(parts: tuple[str | int, ...]) -> str:
-    """`messages[0].content`"""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return text.removeprefix(".")

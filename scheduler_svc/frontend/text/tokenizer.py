@@ -193,7 +193,7 @@ class Tokenizer:
                 render it within its limits.
         """
         if self.chat_template is None:
-            raise RequestRejected("this model has no chat template; use /v1/completions")
+            raise RequestRejected("this model has no chat template; use /v1/completions (baton generate)")
         return self.chat_template.render(messages, tools, variables, ending)
 
 

@@ -192,7 +192,7 @@ def test_a_choice_names_a_tool_of_any_kind(frontend, core, says, choice, echoed)
         ({"tools": [PATCHES | {"format": {"type": "grammar"}}]}, "needs 'syntax' and 'definition'"),
         ({"tools": [PATCHES | {"format": LARK | {"syntax": "regex", "definition": "("}}]}, "tools"),
         ({"tools": [SPACE, SPACE]}, "two have the name 'agents.close'"),
-        ({"tools": [SPACE | {"tools": [SPACE]}]}, "tools[0].namespace.tools[0]"),
+        ({"tools": [SPACE | {"tools": [SPACE]}]}, "tools[0].tools[0]"),
         ({"tools": [{"type": "no_such"}]}, "of the type 'no_such' are not known here"),
         ({"tools": [CLOSE | {"name": f"f{number}"} for number in range(129)]}, "the limit is 128"),
     ],

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from scheduler_svc.frontend.answers.responses.called_tool import INPUT, CalledTool
 from scheduler_svc.frontend.answers.responses.thoughts import opened_thought
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.requests.body import describe_validation
 from scheduler_svc.frontend.requests.messages import TextPart
 from scheduler_svc.frontend.requests.responses.items import (
     AdditionalToolsItem,
@@ -26,6 +25,7 @@ from scheduler_svc.frontend.requests.responses.tools import flat_choice, flat_na
 from scheduler_svc.frontend.requests.sampling import SamplingFields
 from scheduler_svc.frontend.requests.schemas import ChatRequest
 from scheduler_svc.frontend.requests.thinking import ThinkingFields
+from scheduler_svc.frontend.requests.validation import describe_validation
 
 NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -76,9 +76,9 @@ def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ResponseChat:
     thinking = said.pop("thinking", None)
     said.pop("logit_bias", None)
     try:
-        chat = ChatRequest.model_validate(content | said)
+        chat = ChatRequest.model_validate(content := content | said)
     except ValidationError as error:
-        raise describe_validation(error) from error
+        raise describe_validation(error, ChatRequest, content) from error
     tools = flat_tools(body.tools, (t for item in items if isinstance(item, AdditionalToolsItem) for t in item.tools))
     checked = {  # what is not written as a chat has it
         "tools": list(tools.functions.values()),
