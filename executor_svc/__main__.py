@@ -13,9 +13,9 @@ import click
 from common import __version__
 from common.curve import ClientCurve
 from common.errors import BatonError, KeeperError
-from common.exit_codes import EXIT_CRASHED, EXIT_USAGE, exit_code_of
+from common.exit_codes import EXIT_CRASHED
 from common.installation import install_command, require_executor, warn_of_shared_files
-from common.log_options import log_options
+from common.log_options import CannotStart, ServiceCommand, log_options
 from common.logging import get_logger, setup_logging
 from common.messages import MAX_NAME_CHARS
 from common.parent_death import killed_with
@@ -61,7 +61,12 @@ def _check_place(_context: click.Context, _parameter: click.Parameter, value: st
     return value
 
 
-@click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
+@click.command(
+    cls=ServiceCommand,
+    service="executor",
+    epilog=EPILOG,
+    context_settings={"show_default": True, "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="baton-executor")
 @click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
 @click.option(
@@ -246,8 +251,7 @@ def main(
                 log.info("stopped", exit_code=0)
                 sys.exit(0)
     except (BatonError, OSError) as error:
-        click.echo(f"baton-executor: {error}", err=True)
-        sys.exit(exit_code_of(error, KeeperError))  # a keeper that ended is started again, as this process should be
+        raise CannotStart(error, KeeperError) from error  # a keeper that ended is started again, as this should be
     health.remove()
     hello, group, pool = started.hello_after(start_s), started.group, started.pool
     log.info("ready", executor=hello.executor, rank=group.rank, scheduler=address.endpoint, encrypted=curve is not None)
@@ -278,11 +282,10 @@ def _import_packages(device: str) -> None:
         import safetensors  # noqa: F401, PLC0415
         import torch  # noqa: F401, PLC0415
     except BatonError as error:
-        click.echo(f"baton-executor: {error}", err=True)
-        sys.exit(EXIT_USAGE)
+        raise CannotStart(error) from error
     except (ImportError, OSError) as error:  # OSError: a library that torch loads is missing
-        click.echo(f"baton-executor: torch cannot be imported: {error}; {install_command('executor')}", err=True)
-        sys.exit(EXIT_USAGE)
+        told = BatonError(f"torch cannot be imported: {error}; {install_command('executor')}")
+        raise CannotStart(told) from error
 
 
 if __name__ == "__main__":

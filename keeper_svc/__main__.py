@@ -5,7 +5,6 @@ import resource
 import secrets
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import click
 
 from common import __version__
 from common.errors import KeeperError
-from common.exit_codes import exit_code_of
 from common.keeper_socket import default_socket
-from common.log_options import log_options
+from common.log_options import CannotStart, ServiceCommand, log_options
 from common.logging import get_logger, setup_logging
 from keeper_svc.keeper import DEFAULT_KEEP_FOR_S, Keeper, KeeperConfig
 from keeper_svc.listening import Listening
@@ -25,7 +23,10 @@ log = get_logger("keeper")
 
 
 @click.command(
-    context_settings={"show_default": True, "max_content_width": 110}, epilog="Example: baton-keeper --max-memory 64"
+    cls=ServiceCommand,
+    service="keeper",
+    context_settings={"show_default": True, "max_content_width": 110},
+    epilog="Example: baton-keeper --max-memory 64",
 )
 @click.version_option(__version__, prog_name="baton-keeper")
 @click.option(
@@ -75,8 +76,7 @@ def main(
             log.info("ready", socket=str(path), pid=os.getpid(), max_bytes=max_bytes, keep_for_s=keep_for_s)
             server.run()
     except (KeeperError, OSError) as error:
-        click.echo(f"baton-keeper: {error}", err=True)
-        sys.exit(exit_code_of(error))
+        raise CannotStart(error) from error
     log.info("stopped")
 
 

@@ -17,10 +17,10 @@ import click
 from common import __version__
 from common.curve import ServerCurve
 from common.errors import BatonError
-from common.exit_codes import EXIT_CRASHED, EXIT_OK, exit_code_of
+from common.exit_codes import EXIT_CRASHED, EXIT_OK
 from common.grammars import grammar_library
 from common.installation import warn_of_shared_files
-from common.log_options import log_options
+from common.log_options import CannotStart, ServiceCommand, log_options
 from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
 from common.vocabulary import read_vocabulary
@@ -50,6 +50,8 @@ log = get_logger(__name__)
 
 
 @click.command(
+    cls=ServiceCommand,
+    service="scheduler",
     context_settings={"show_default": True},
     epilog="Example: baton-scheduler --model Qwen/Qwen3-0.6B --port 8000",
 )
@@ -205,8 +207,7 @@ def main(
             others = kv_events, processes.named if processes is not None else dict, api_keys_file
             core_process = CoreProcess(executor_endpoint, front, config, journal, curve, kill_frontend, *others)
         except (BatonError, OSError) as error:
-            click.echo(f"baton-scheduler: {error}", err=True)
-            sys.exit(exit_code_of(error))
+            raise CannotStart(error) from error
         where = {"executors": core_process.executor_endpoint, "encrypted": curve is not None, "frontends": front}
         kept = {"journal": "off" if journal is None else str(journal.path), "store": str(store.folder or "off")}
         log.info("core started", **where, window=window, **kept)

@@ -179,6 +179,10 @@ class _SocketThread(threading.Thread):
             log.info("the scheduler has moved", scheduler=self._address.endpoint)
             self._reconnect()
         self._do(self._registration.tick(now, writable=bool(socket_events & zmq.POLLOUT)))
+        if self._registration.seeks:
+            self._handshakes.has_none(now)
+        else:
+            self._handshakes.has_scheduler()
         self._talk_to_keeper(now)
 
     def _on_wakeup(self) -> None:
@@ -231,8 +235,8 @@ class _SocketThread(threading.Thread):
                     self._reconnect()
                 case DropMessage(reason):
                     self._drops.dropped("scheduler", reason)
-                case LogEvent(event, facts):
-                    log.info(event, **facts)
+                case LogEvent(event, facts, level):
+                    getattr(log, level)(event, **facts)
                 case StopProcess(exit_code):
                     self.exit_code = exit_code
                     self._stopping = True
@@ -243,6 +247,8 @@ class _SocketThread(threading.Thread):
     def _send(self, message: m.ExecutorToScheduler) -> None:
         try:
             self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK)
+            if isinstance(message, m.Hello):
+                self._handshakes.said_hello()
         except zmq.Again:
             self._do(self._registration.connection_lost(time.monotonic()))
 
@@ -274,7 +280,7 @@ class _SocketThread(threading.Thread):
             self._socket.setsockopt(option, value)
         if self._curve is not None:
             self._curve.protect(self._socket)
-        self._monitor = self._handshakes.watch(self._socket)
+        self._monitor = self._handshakes.watch(self._socket, self._address.endpoint)
         self._socket.connect(self._address.endpoint)
 
     def _disconnect(self, linger_ms: int) -> None:

@@ -16,7 +16,7 @@ because the computing thread hangs, the process stops: its supervisor starts a n
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -82,12 +82,16 @@ class DropMessage:
     reason: str
 
 
+Level = Literal["info", "warning", "error"]
+
+
 @dataclass(frozen=True)
 class LogEvent:
     """Write a line to the log."""
 
     event: str
     facts: dict[str, Any] = field(default_factory=dict)
+    level: Level = "info"
 
 
 RegistrationAction = SendToScheduler | RunPlan | TagPool | Reconnect | StopProcess | DropMessage | LogEvent
@@ -134,9 +138,14 @@ class Registration:
         """Whether `leave_requested` has been called."""
         return self.state in (RegistrationState.LEAVING, RegistrationState.STOPPED)
 
+    @property
+    def seeks(self) -> bool:
+        """Whether it looks for a scheduler, and no plan of an old epoch keeps it from that."""
+        return self.state is RegistrationState.SEEKING and self._plans_waiting == 0
+
     def hello_due(self, now: float) -> bool:
         """Whether `tick` would send a Hello if it could: no epoch, and no plan of an old one is being computed."""
-        return self.state is RegistrationState.SEEKING and self._plans_waiting == 0 and now >= self._hello_due
+        return self.seeks and now >= self._hello_due
 
     def next_tick(self) -> float:
         """When `tick` is to be called at the latest; infinity if another event has to come first."""
@@ -152,7 +161,7 @@ class Registration:
         if self.state is RegistrationState.SEEKING:
             if self._plans_waiting and now >= self._stuck_at:
                 self.state = RegistrationState.STOPPED
-                return [LogEvent("stuck in a step", {"waited_s": STUCK_TIMEOUT_S}), StopProcess(EXIT_CRASHED)]
+                return [LogEvent("stuck in a step", {"waited_s": STUCK_TIMEOUT_S}, "error"), StopProcess(EXIT_CRASHED)]
             if not (writable and self.hello_due(now)):
                 return []
             self._hello_due = now + HELLO_INTERVAL_S
@@ -247,11 +256,11 @@ class Registration:
         if reject.may_pass:
             return self._pause(reject.reason, now)
         self.state = RegistrationState.STOPPED
-        return [LogEvent("rejected", {"reason": reject.reason}), StopProcess(EXIT_REJECTED)]
+        return [LogEvent("rejected", {"reason": reject.reason}, "error"), StopProcess(EXIT_REJECTED)]
 
     def _pause(self, reason: str, now: float) -> list[RegistrationAction]:
         self.state, self._pause_over = RegistrationState.PAUSING, now + PAUSE_S
-        return [LogEvent("rejected", {"reason": reason, "ends_in_s": PAUSE_S})]
+        return [LogEvent("rejected", {"reason": reason, "ends_in_s": PAUSE_S}, "error")]
 
     def _on_plan(self, plan: m.Plan, now: float) -> list[RegistrationAction]:
         if self._plans_waiting >= MAX_PLANS_WAITING:
@@ -264,7 +273,8 @@ class Registration:
         return [SendToScheduler(answer), *self._end_epoch(f"step {answer.step} failed", now)]
 
     def _end_epoch(self, reason: str, now: float, *, reconnect: bool = False) -> list[RegistrationAction]:
-        ended = LogEvent("epoch over", {"epoch": self._epoch, "reason": reason})
+        level: Level = "info" if self.state is RegistrationState.LEAVING else "warning"
+        ended = LogEvent("epoch over", {"epoch": self._epoch, "reason": reason}, level)
         self._epoch = None
         if self.state is RegistrationState.LEAVING:
             self.state = RegistrationState.STOPPED

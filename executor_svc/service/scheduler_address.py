@@ -1,15 +1,17 @@
 """Where the scheduler listens: an endpoint, or a file that names it, for a scheduler that moves to other machines."""
 
 import re
+import socket
 from pathlib import Path
 
 from common.errors import BatonError
-from common.socket_path import endpoint_fault
+from common.socket_path import SocketPath, endpoint_fault
 
 FILE_PREFIX = "file:"
 _ENDPOINT = re.compile(r"tcp://[^:/\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:.]+\]:\d{1,5}|ipc://.+")
 
 _MAX_BYTES = 1024
+_CONNECT_TIMEOUT_S = 5.0
 
 
 def why_no_endpoint(text: str) -> str | None:
@@ -51,6 +53,31 @@ class SchedulerAddress:
             return False
         changed, self.endpoint = read != self.endpoint, read
         return changed
+
+
+def try_to_connect(endpoint: str) -> tuple[str, str]:
+    """Connect to an endpoint once, without a word of ZeroMQ. It may take long.
+
+    Returns:
+        What was tried and came of it; what an operator should check.
+    """
+    try:
+        if endpoint.startswith("ipc://"):
+            with SocketPath(Path(endpoint.removeprefix("ipc://"))) as short, socket.socket(socket.AF_UNIX) as unix:
+                unix.connect(short.path)
+        else:
+            host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except socket.gaierror as error:
+        return f"to look the name up: {error.strerror}", "the name in --scheduler, and DNS on this machine"
+    except TimeoutError:
+        tried = f"to connect: no answer within {_CONNECT_TIMEOUT_S:.0f} s"
+        return tried, "the address, and firewalls and network policies between the machines"
+    except OSError as error:
+        check = "whether the scheduler runs, and whether its --executor-endpoint has this address and port"
+        return f"to connect: {error.strerror}", f"{check} (it listens at 127.0.0.1 alone unless told)"
+    check = "whether that is the port of executors (--executor-endpoint)"
+    return "to connect: a program answers, but not as a scheduler", check
 
 
 def _read(path: Path) -> str:

@@ -11,8 +11,7 @@ import click
 
 from common import __version__
 from common.errors import BatonError
-from common.exit_codes import exit_code_of
-from common.log_options import log_options
+from common.log_options import CannotStart, ServiceCommand, log_options
 from common.logging import get_logger, setup_logging
 from common.malloc import give_large_blocks_back
 from common.model_files import model_name, resolve_model
@@ -35,7 +34,7 @@ from scheduler_svc.store_options import StoreOptions, store_options
 log = get_logger(__name__)
 
 
-@click.command()
+@click.command(cls=ServiceCommand, service="frontend")
 @click.version_option(__version__, prog_name="baton-frontend")
 @click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
 @click.option("--fd", type=click.IntRange(min=0), help="An inherited listening TCP socket; instead of --host, --port.")
@@ -91,8 +90,7 @@ def main(
         pooling = read_pooling_models(options)
         listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     except (BatonError, OSError) as error:
-        log.error("frontend cannot start", error=str(error))
-        sys.exit(exit_code_of(error))
+        raise CannotStart(error) from error
     server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, options.max_connections, parent)
     hosts = served_hosts(listener, options.allowed_host)
     api_settings = ApiSettings(options, api_keys, max_body_bytes, max_file_bytes, pooling, hosts)

@@ -12,6 +12,7 @@ from scheduler_svc.core.autoscaling.settings import ScaleSettings
 from scheduler_svc.core.fleet.fleet import FAILURES
 from tests.deploy.manifests import ROOT
 from tests.deploy.promql import FROM_PROMETHEUS, Exported, complaints, legend_complaints, metrics_of
+from tests.deploy.test_operations import anchors
 from tests.support.core import FakeExecutor, running_core
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "baton.json").read_text())
@@ -125,7 +126,15 @@ def test_alerts_say_how_much_they_matter():
     for rule in RULES:
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"] in ({"severity": "page"}, {"severity": "ticket"})
+        assert rule["annotations"].keys() == {"summary", "runbook_url"}
         assert rule["annotations"]["summary"].endswith(".")
+
+
+def test_each_alert_leads_to_its_runbook():
+    for rule in RULES:
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert anchor == rule["alert"].lower()
+        assert anchor in anchors(ROOT / page)
 
 
 def test_nobody_is_woken_by_a_moment():

@@ -134,7 +134,7 @@ def test_the_same_reason_is_told_once_a_minute_and_the_socket_replaced_after_a_w
     for now in (0.0, 2.0, 4.0, 61.0):
         dealer = context.socket(zmq.DEALER)
         stranger_curve(ring).protect(dealer)
-        monitor = watch.watch(dealer)
+        monitor = watch.watch(dealer, router.endpoint)
         assert not watch.retry_is_due(now + 99)
         dealer.connect(router.endpoint)
         eventually(lambda monitor=monitor: list(router.receive()) or monitor.poll(1))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from common import messages as m
-from scheduler_svc.core.actions import Action, Level, WriteLog, log_line
+from scheduler_svc.core.actions import Action, WriteLog, log_line
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
@@ -66,9 +66,9 @@ def rejected(hello: m.Hello, reason: str) -> WriteLog:
 
 def ended(facts: Mapping[str, object], sequences_moved: int, *, is_failure: bool) -> WriteLog:
     """An epoch has ended."""
-    level: Level = "warning" if is_failure else "info"
-    what = "executor lost" if is_failure else "executor left"
-    return log_line(level, what, **facts, sequences_moved=sequences_moved)
+    if is_failure:
+        return log_line("warning", "executor lost", **facts, sequences_moved=sequences_moved)
+    return log_line("info", "executor left", **facts, sequences_moved=sequences_moved)
 
 
 def _rows(event: str, executor: str, result: m.StepResult, sequences: Iterable[Sequence]) -> list[Action]:

@@ -11,8 +11,7 @@ import click
 
 from common import __version__
 from common.errors import BatonError
-from common.exit_codes import exit_code_of
-from common.log_options import log_options
+from common.log_options import CannotStart, ServiceCommand, log_options
 from common.logging import get_logger, setup_logging
 from common.malloc import give_large_blocks_back
 from common.model_files import model_name, resolve_model
@@ -44,7 +43,7 @@ STALL_TIMEOUT_S = 60.0  # in which a frontend reads nothing of a stream
 log = get_logger(__name__)
 
 
-@click.command()
+@click.command(cls=ServiceCommand, service="worker")
 @click.version_option(__version__, prog_name="baton-worker")
 @click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
 @click.option("--fd", type=click.IntRange(min=0), required=True, help="An inherited listening Unix socket.")
@@ -86,8 +85,7 @@ def main(
         thread = StoreThread(store.folder, durable=store.durable, makes=parent is None)
         listener = socket.socket(fileno=fd)
     except (BatonError, OSError) as error:
-        log.error("worker cannot start", error=str(error))
-        sys.exit(exit_code_of(error))
+        raise CannotStart(error) from error
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)
