@@ -45,6 +45,12 @@ class ExecutorLimits:
             tasks=hello.tasks,
         )
 
+    @property
+    def room(self) -> str:
+        """How many sequences of the greatest length the pool holds at once: `23 sequences of 4,096 tokens`."""
+        count = self.num_blocks // -(-self.max_model_len // self.block_size)
+        return f"{count:,} {'sequence' if count == 1 else 'sequences'} of {self.max_model_len:,} tokens"
+
 
 _NONE: IntArray = np.zeros(0, np.int32)
 

@@ -143,7 +143,8 @@ def _start(
     limits = _choose_limits(options, platform, model, geometry, group)
     pool_bytes = limits.num_blocks * geometry.block_bytes
     pool = {"blocks": limits.num_blocks, "block_size": limits.block_size, "gib": round(pool_bytes / 2**30, 3)}
-    log.info("pool", **pool, max_model_len=limits.max_model_len)
+    pool["token_bytes"] = geometry.block_bytes // geometry.block_size
+    log.info("pool", **pool, room=limits.room, max_model_len=limits.max_model_len, max_num_seqs=limits.max_num_seqs)
     memory_left = platform.memory_left()
     memory = None if kept_cache is None else kept_cache.memory(limits.num_blocks)
     kept = None if memory is None else memory.pool

@@ -24,6 +24,7 @@ NAMES = [
     "journal",
     "keeper",
     "kernels",
+    "open_requests",
     "page",
     "ray",
     "scheduler",

@@ -1,6 +1,7 @@
 """A plan that contradicts itself, or goes beyond the executor, is refused before it can reach a kernel."""
 
 from array import array
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -25,6 +26,16 @@ def ints(*values):
 
 def floats(*values):
     return array("f", values).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_model_len", "room"),
+    [(5888, 4096, "23 sequences of 4,096 tokens"), (5887, 4096, "22 sequences of 4,096 tokens"),
+     (2, 17, "1 sequence of 17 tokens"), (64_000, 1024, "1,000 sequences of 1,024 tokens")],
+)  # fmt: skip
+def test_room_is_counted_in_whole_sequences_of_the_greatest_length(num_blocks, max_model_len, room):
+    limits = replace(LIMITS, num_blocks=num_blocks, block_size=16, max_model_len=max_model_len)
+    assert limits.room == room
 
 
 #: Two rows: a decode at position 4 whose token is in lane 3, and a prompt of three tokens.

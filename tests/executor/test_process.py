@@ -1,5 +1,6 @@
 """A real process on a real socket; the test plays the scheduler."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -335,6 +336,7 @@ def test_baton_executor_serves_the_demo_model() -> None:
     for event in ("serving the embedded demo model", "model loaded", "pool", "joined", "leaving", "stopped"):
         assert event in log
     assert log.count("service=executor") == log.count("\n")
+    assert re.search(r'event=pool blocks=\d+ .*token_bytes=\d+ room="[\d,]+ sequences? of [\d,]+ tokens"', log)
 
 
 def test_a_scheduler_of_another_version_ends_it_for_another_start(puppet: Scheduler) -> None:

@@ -28,6 +28,12 @@ def test_a_request_is_served_and_the_status_shows_it():
     assert (executor.executor, executor.state, executor.build, executor.steps) == ("one", "ready", "test", 6)
 
 
+def test_the_room_of_an_executor_is_said_when_it_joins():
+    service = Service()
+    service.join("one", num_blocks=23 * 256 + 1, block_size=16, max_model_len=4096)
+    assert service.events("executor joined")[0].facts["room"] == "23 sequences of 4,096 tokens"
+
+
 def test_frontends_hear_of_an_executor_that_came_and_went_in_one_turn():
     service = Service(model="demo")
     service.say(m.FrontendHello(pid=1))

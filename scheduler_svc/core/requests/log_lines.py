@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from common import messages as m
+from common.plan import ExecutorLimits
 from scheduler_svc.core.actions import Action, WriteLog, log_line
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.sequence import Sequence
@@ -45,6 +46,7 @@ def joined(hello: m.Hello, executor: ExecutorState) -> WriteLog:
         "dtype": hello.dtype,
         "blocks": hello.num_blocks,
         "block_size": hello.block_size,
+        "room": ExecutorLimits.of(hello).room,
         "build": hello.build,
         "fingerprint": hello.fingerprint,
         "tasks": ",".join(hello.tasks),
