@@ -41,13 +41,16 @@ class Stack:
             "BATON_EXECUTOR_ARGS": "--threads 1 --num-blocks 2048",
         }
 
-    def docker(self, *arguments: str, check: bool = True, timeout_s: float = 120.0, **env: str) -> str:
+    def docker(
+        self, *arguments: str, check: bool = True, timeout_s: float = 120.0, input_text: str | None = None, **env: str
+    ) -> str:
         """Run `docker`; its output, stderr with it."""
         command = ["docker", *arguments]
         done = subprocess.run(
             command,
             cwd=ROOT,
             env=self._env | env,
+            input=input_text,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

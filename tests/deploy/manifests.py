@@ -11,11 +11,14 @@ ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 FOLDERS = {
     **{name: KUBERNETES / name for name in ("base", "cpu", "gpu", "gateway", "tensor-parallel")},
-    **{name: ROOT / "tests" / "deploy" / name.replace("-", "_") for name in ("node-keeper", "keda", "gateway-gpu")},
+    **{
+        name: ROOT / "tests" / "deploy" / name.replace("-", "_")
+        for name in ("node-keeper", "keda", "gateway-gpu", "edge")
+    },
     "tensor-parallel-gpu": ROOT / "tests" / "deploy" / "tensor_parallel_gpu",
 }
 ALL = tuple(FOLDERS)
-OVERLAYS = ("base", "cpu", "gpu", "node-keeper", "keda")
+OVERLAYS = ("base", "cpu", "gpu", "node-keeper", "keda", "edge")
 """Those with one scheduler, and executors in a pod each."""
 
 

@@ -73,6 +73,40 @@ def test_executors_are_as_many_as_the_scheduler_wants():
     assert scaled["pollingInterval"] * scaled["fallback"]["failureThreshold"] >= 10 * LOSS_TIMEOUT_S
 
 
+def test_kubernetes_own_autoscaler_counts_what_executors_request():
+    autoscaler, executor = only("edge", "HorizontalPodAutoscaler")["spec"], workloads("edge")["baton-executor"]
+    assert autoscaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "baton-executor"}
+    assert "replicas" not in executor["spec"], "apply would set the number back"
+    (metric,) = autoscaler["metrics"]
+    assert metric["resource"]["target"]["type"] == "Utilization"
+    for one in all_containers(executor):
+        assert "cpu" in one["resources"]["requests"], "of which the utilization is a share"
+
+
+def test_what_leads_in_from_outside_finds_the_scheduler():
+    """The Ingress and the ServiceMonitor: each by a port that one Service has, at which a policy lets it in."""
+    services = {service["metadata"]["name"]: service for service in of_kind("edge", "Service")}
+    for ingress in of_kind("edge", "Ingress"):
+        for path in ingress["spec"]["rules"][0]["http"]["paths"]:
+            assert path["path"].startswith("/v1")
+            backend = path["backend"]["service"]
+            assert backend["port"]["name"] in [port["name"] for port in services[backend["name"]]["spec"]["ports"]]
+    monitor = only("edge", "ServiceMonitor")["spec"]
+    wanted, (endpoint,) = monitor["selector"]["matchLabels"].items(), monitor["endpoints"]
+    found = [
+        name
+        for name, service in services.items()
+        if wanted <= service["metadata"]["labels"].items()
+        and endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    ]
+    assert found == ["baton"], "the job that the alerts expect"
+    assert f"create secret generic {endpoint['authorization']['credentials']['name']} " in PAGES[1].read_text()
+    callers = [
+        rule["from"] for policy in of_kind("edge", "NetworkPolicy") for rule in policy["spec"].get("ingress", [])
+    ]
+    assert any("ingress-nginx" in str(peers) for peers in callers)
+
+
 @ON_GROUPS
 def test_a_group_is_one_executor(overlay):
     group = only(overlay, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
@@ -129,3 +163,4 @@ def test_what_the_pages_say_to_apply_can_be_rendered(tmp_path):
         (tmp_path / "kustomization.yaml").write_text(recipe.replace("- deploy/", f"- {ROOT}/deploy/"))
         kinds |= {manifest["kind"] for manifest in render(tmp_path)}
     assert kinds >= {"ScaledObject", "InferencePool", "HTTPRoute", "LeaderWorkerSet"}
+    assert kinds >= {"Ingress", "ServiceMonitor", "HorizontalPodAutoscaler"}

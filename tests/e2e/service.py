@@ -55,7 +55,11 @@ class Service:
         return "\n".join(f"--- {log.name} ---\n{log.read_text()[-6000:]}" for log in self._folder.glob("*.log"))
 
     def kill_scheduler(self):
-        [pid] = self._pids("scheduler")
+        self.kill("scheduler")
+
+    def kill(self, name):
+        """Kill the process of this name, which is started again."""
+        [pid] = self._pids(name)
         os.kill(pid, signal.SIGKILL)
 
     def executors_frozen(self):
