@@ -42,6 +42,8 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN --mount=type=cache,target=/root/.cache/pip pip install --quiet 'setuptools>=77'
 WORKDIR /source
 COPY . .
+# For `--version` and `baton status`: the commit (git rev-parse HEAD), as no .git comes with the files.
+ARG BATON_COMMIT=
 RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /dist .
 RUN python -m venv --without-pip /opt/baton \
  && pip --python /opt/baton/bin/python install --quiet --no-index --no-deps --no-compile --prefix /code /dist/*.whl

@@ -36,7 +36,7 @@ _ROOT = Path(__file__).parents[1]
 def install_command(extra: str = "") -> str:
     """Return the command that installs this Baton again, with an extra."""
     source, options = _source()
-    return f"{_PIP} install {options}{shlex.quote(f'{source}[{extra}]' if extra else source)}"
+    return f"{_pip('install')} {options}{shlex.quote(f'{source}[{extra}]' if extra else source)}"
 
 
 def require(packages: dict[str, str], what: str) -> None:
@@ -89,7 +89,11 @@ def hide_working_folder() -> None:
         os.environ.setdefault("PYTHONSAFEPATH", "1")
 
 
-_PIP = f"{shlex.quote(sys.executable)} -m pip"
+def _pip(action: str) -> str:
+    """Return a command of pip, or of uv in an environment without pip, as `uv tool` makes them."""
+    python = shlex.quote(sys.executable)
+    has_pip = importlib.util.find_spec("pip") is not None
+    return f"{python} -m pip {action}" if has_pip else f"uv pip {action} --python {python}"
 
 
 def _source() -> tuple[str, str]:
@@ -113,7 +117,7 @@ def _shared_files() -> Iterator[str]:
     if earlier and any(metadata.distributions(name=DISTRIBUTION)):
         yield (
             f"Baton is installed twice, as {DISTRIBUTION} and by its earlier name, {EARLIER_DISTRIBUTION}: "
-            f"{_PIP} uninstall --yes {EARLIER_DISTRIBUTION} {DISTRIBUTION} && {install_command()}"
+            f"{_pip('uninstall')} --yes {EARLIER_DISTRIBUTION} {DISTRIBUTION} && {install_command()}"
         )
     ours = {DISTRIBUTION.replace("-", "_"), EARLIER_DISTRIBUTION}
     for record in sorted(_ROOT.glob("*.dist-info/RECORD")):

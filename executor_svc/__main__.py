@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from common import __version__
 from common.curve import ClientCurve
 from common.errors import BatonError, KeeperError
 from common.exit_codes import EXIT_CRASHED
@@ -20,6 +19,7 @@ from common.logging import get_logger, setup_logging
 from common.messages import MAX_NAME_CHARS
 from common.parent_death import killed_with
 from common.printable import name_fault
+from common.release import BUILD
 from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
@@ -67,7 +67,7 @@ def _check_place(_context: click.Context, _parameter: click.Parameter, value: st
     epilog=EPILOG,
     context_settings={"show_default": True, "max_content_width": 110},
 )
-@click.version_option(__version__, prog_name="baton-executor")
+@click.version_option(BUILD, prog_name="baton-executor")
 @click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
 @click.option(
     "--scheduler",

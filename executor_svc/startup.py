@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import torch
 
-from common import __version__
 from common import messages as m
 from common.errors import BatonError, CheckpointError, TryAgainError
 from common.grammars import grammar_library
 from common.logging import get_logger
 from common.model_files import model_name, resolve_model
 from common.plan import ExecutorLimits
+from common.release import BUILD
 from common.vocabulary import token_of, tokenizer_hash
 from executor_svc.devices.choose_platform import choose_platform
 from executor_svc.devices.kept_cache import KeptCache, room_was_made
@@ -156,7 +156,7 @@ def _start(
     runner.warm_up()
     hello = m.Hello(
         executor=options.name,
-        build=__version__,
+        build=BUILD,
         fingerprint=model.loaded.fingerprint,
         dtype=dtype,
         device=platform.description if group.size == 1 else f"{group.size} x {platform.description}"[:128],

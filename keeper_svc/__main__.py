@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from common import __version__
 from common.errors import KeeperError
 from common.keeper_socket import default_socket
 from common.log_options import CannotStart, ServiceCommand, log_options
 from common.logging import get_logger, setup_logging
+from common.release import BUILD
 from keeper_svc.keeper import DEFAULT_KEEP_FOR_S, Keeper, KeeperConfig
 from keeper_svc.listening import Listening
 from keeper_svc.server import Server
@@ -28,7 +28,7 @@ log = get_logger("keeper")
     context_settings={"show_default": True, "max_content_width": 110},
     epilog="Example: baton-keeper --max-memory 64",
 )
-@click.version_option(__version__, prog_name="baton-keeper")
+@click.version_option(BUILD, prog_name="baton-keeper")
 @click.option(
     "--socket",
     "socket_path",

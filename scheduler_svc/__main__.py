@@ -14,7 +14,6 @@ from types import FrameType
 
 import click
 
-from common import __version__
 from common.curve import ServerCurve
 from common.errors import BatonError
 from common.exit_codes import EXIT_CRASHED, EXIT_OK
@@ -23,6 +22,7 @@ from common.installation import warn_of_shared_files
 from common.log_options import CannotStart, ServiceCommand, log_options
 from common.logging import get_logger, setup_logging
 from common.model_files import model_name, resolve_model
+from common.release import BUILD
 from common.vocabulary import read_vocabulary
 from scheduler_svc.api_key_file import read_key_file, unnamed
 from scheduler_svc.api_key_options import API_KEYS_VARIABLE, api_key_options, plain_keys, require_keys_or_consent
@@ -55,7 +55,7 @@ log = get_logger(__name__)
     context_settings={"show_default": True},
     epilog="Example: baton-scheduler --model Qwen/Qwen3-0.6B --port 8000",
 )
-@click.version_option(__version__, prog_name="baton-scheduler")
+@click.version_option(BUILD, prog_name="baton-scheduler")
 @click.option("--model", help="Folder or hub id with the tokenizer.  [default: the embedded demo model]")
 @frontend_options
 @click.option("--host", default="127.0.0.1", help="Address of the HTTP server.")

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from common import __version__
+from common.release import BUILD
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_INTERRUPTED
 
 COMMANDS = {  # name (also of its module, where the command is called `command`): first line of its help
@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
     epilog=EXIT_CODES_HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(__version__, prog_name="baton")
+@click.version_option(BUILD, prog_name="baton")
 def main() -> None:
     """Baton: LLM serving whose scheduler and executors can be replaced mid-sentence.
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from common import __version__
 from common.errors import BatonError
 from common.log_options import CannotStart, ServiceCommand, log_options
 from common.logging import get_logger, setup_logging
 from common.malloc import give_large_blocks_back
 from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
+from common.release import BUILD
 from scheduler_svc.api_key_options import plain_keys
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.http.api import MAX_BODY_BYTES, MAX_FILE_BYTES, ApiSettings, create_app
@@ -35,7 +35,7 @@ log = get_logger(__name__)
 
 
 @click.command(cls=ServiceCommand, service="frontend")
-@click.version_option(__version__, prog_name="baton-frontend")
+@click.version_option(BUILD, prog_name="baton-frontend")
 @click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
 @click.option("--fd", type=click.IntRange(min=0), help="An inherited listening TCP socket; instead of --host, --port.")
 @click.option("--parent", type=int, help="Process that lent --fd and needs it back: this one ends when it does.")

@@ -48,6 +48,12 @@ def test_replaces_all_and_shows_what_came_of_it(baton, fleet):
     assert len(lines) == 7
 
 
+@pytest.mark.parametrize(("expected", "exit_code"), [("2", 0), ("2+gabc1234567", 0), ("2+gdef1234567", 1), ("3", 1)])
+def test_a_build_is_expected_with_or_without_its_commit(baton, fleet, expected, exit_code):
+    fleet.build = "2+gabc1234567"
+    assert baton("rollout", "--expect-build", expected).exit_code == exit_code
+
+
 def test_a_successor_that_does_not_come_is_a_clear_failure(baton, fleet):
     fleet.restart_s = None
     result = baton("rollout", "--timeout", 0.2)

@@ -69,6 +69,13 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, 
     assert done.stdout == ""
 
 
+def test_kernels_without_torch_are_told_in_one_line():
+    code = "import sys, runpy; sys.modules['torch'] = None; runpy.run_module('kernels.cpu', run_name='__main__')"
+    done = run(code)
+    assert (done.returncode, len(done.stderr.splitlines())) == (EXIT_USAGE, 1)
+    assert "extra `executor`" in done.stderr
+
+
 def test_a_package_that_cannot_be_loaded_is_told_in_one_line(tmp_path):
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     (tmp_path / "safetensors.py").touch()
@@ -115,6 +122,8 @@ def test_what_was_installed_from_a_path_is_installed_from_there_again(site, tmp_
     (site / "baton_llm-0.1.0.dist-info" / "direct_url.json").write_text(json.dumps({"url": wheel.as_uri()}))
     told = "from common.installation import install_command; print(install_command('executor'))"
     assert run(told, site).stdout == f"{sys.executable} -m pip install '{wheel}[executor]'\n"
+    without_pip = run(f"import sys; sys.modules['pip'] = None; {told}", site).stdout
+    assert without_pip == f"uv pip install --python {sys.executable} '{wheel}[executor]'\n"
     wheel.unlink()
     assert run(told, site).stdout == f"{sys.executable} -m pip install 'PATH/TO/{wheel.name}[executor]'\n"
 

@@ -34,7 +34,7 @@ README = (ROOT / "README.md").read_text()
 COMPOSE_HEAD = (ROOT / "compose.yaml").read_text().partition("\nname:")[0]
 FOREIGN = {  # options of docker, kubectl, pip and systemctl
     *("--build", "--detach", "--wait", "--scale", "--replicas", "--grace-period", "--from-file", "--dry-run"),
-    *("--upgrade", "--yes", "--cascade", "--since", "--force", "--now", "--from-literal"),
+    *("--build-arg", "--upgrade", "--yes", "--cascade", "--since", "--force", "--now", "--from-literal"),
 }
 CALLS = [*commands.in_blocks(GUIDE + SCALE), *commands.in_blocks(README), *commands.in_lines(COMPOSE_HEAD)]
 MENTIONS = [" ".join(code.split()) for code in re.findall(r"(?<!`)`(baton(?:-\w+)?\s[^`]+)`(?!`)", GUIDE + SCALE)]

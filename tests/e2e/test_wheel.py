@@ -32,7 +32,7 @@ def wheel(tmp_path_factory):
     source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source, cwd=folder)

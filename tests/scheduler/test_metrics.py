@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from common import __version__
 from common import messages as m
+from common.release import BUILD
 from scheduler_svc.core.observability.histogram import WeightedHistogram
 from scheduler_svc.core.observability.vllm_names import ALIASES
 from scheduler_svc.core.requests.group_commit import JournalState
@@ -155,7 +155,7 @@ def test_lengths_are_those_of_sequences_that_ended():
 
 
 def test_the_build_is_told():
-    assert Service().metric(f'baton_build_info{{version="{__version__}"}}') == 1
+    assert Service().metric(f'baton_build_info{{version="{BUILD}"}}') == 1
 
 
 def test_vllms_names_have_the_values_of_ours():

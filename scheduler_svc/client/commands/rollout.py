@@ -41,7 +41,8 @@ _POLL_INTERVAL_S = 0.3
 )
 @click.option("--finish", is_flag=True, help="Let the sequences of each end there, instead of handing them over.")
 @timeout_option(300.0, "Seconds for each executor, until its successor is ready.")
-@click.option("--expect-build", default="", metavar="VERSION", help="Stop at a successor of another build.")
+@click.option("--expect-build", default="", metavar="VERSION", help="Stop at a successor of another build; without "
+              "a commit (0.2.0) any of this version will do.")  # fmt: skip
 @click.option(
     "--expect-fingerprint", default="", metavar="START", help="Stop at a successor whose fingerprint does not start so."
 )

@@ -31,7 +31,7 @@ class RolloutSettings:
         finish: let the sequences of each end there, instead of handing them over.
         starts_successors: whether this rollout starts a successor for each; otherwise a supervisor does.
         starts_standbys: whether these successors are standbys, which do not join before the executor has left.
-        build: build that each successor must have; empty for any.
+        build: that each successor must have, with or without its commit; empty for any.
         fingerprint: start of the fingerprint that each successor must have; empty for any.
     """
 
@@ -45,7 +45,7 @@ class RolloutSettings:
     def objection(self, newcomer: ExecutorProcess) -> str:
         """What is wrong with a new executor; empty if it is as asked for."""
         status = newcomer.status
-        if self.build and status.build != self.build:
+        if self.build and self.build not in (status.build, status.build.partition("+")[0]):
             return f"has build {status.build}, expected is {self.build}"
         if not status.fingerprint.startswith(self.fingerprint):
             return f"has fingerprint {status.fingerprint}, expected is {self.fingerprint}"

@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 from prometheus_client.registry import Collector
 
-from common import __version__
 from common import messages as m
 from common.messages import ExecutorStatus, StatusReport
+from common.release import BUILD
 from scheduler_svc.core.autoscaling.watch import ScaleWatch
 from scheduler_svc.core.fleet.fleet import Fleet, Member
 from scheduler_svc.core.observability.prometheus_text import Gauges
@@ -96,7 +96,7 @@ class StatusReporter:
         stats, counters, group_commit = self._scheduler.stats, self._counters, self._requests.group_commit
         ended, io_counts = counters.ended_by, self._io_counts()
         return StatusReport(
-            version=__version__,
+            version=BUILD,
             model=self._model,
             uptime_s=now - self._started,
             waiting=self._scheduler.num_waiting,

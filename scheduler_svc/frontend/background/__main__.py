@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from common import __version__
 from common.errors import BatonError
 from common.log_options import CannotStart, ServiceCommand, log_options
 from common.logging import get_logger, setup_logging
 from common.malloc import give_large_blocks_back
 from common.model_files import model_name, resolve_model
 from common.parent_death import killed_with
+from common.release import BUILD
 from scheduler_svc.api_key_options import plain_keys
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background.app import create_worker_app
@@ -44,7 +44,7 @@ log = get_logger(__name__)
 
 
 @click.command(cls=ServiceCommand, service="worker")
-@click.version_option(__version__, prog_name="baton-worker")
+@click.version_option(BUILD, prog_name="baton-worker")
 @click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
 @click.option("--fd", type=click.IntRange(min=0), required=True, help="An inherited listening Unix socket.")
 @click.option("--parent", type=int, help="Process that lent --fd: this one ends when it does.")
