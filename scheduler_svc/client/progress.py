@@ -35,6 +35,10 @@ class Tally:
         """Seconds since the start."""
         return time.perf_counter() - self._started_s
 
+    def seen(self) -> tuple[int, int]:
+        """Return the counts, which change as the work goes on."""
+        return self.done, self.tokens
+
     def rates(self) -> str:
         """`812.3 tokens/s`, and the retries if there were any."""
         retries = f", {self.retries} retries" if self.retries else ""

@@ -84,6 +84,7 @@ class FakeServer:
         fleet: what /status shows and who drains executors changes; half a second of its time passes with each look.
         admin_script: what to answer to those who look at the fleet or drain; answered normally when it is empty.
         batches: that it keeps and runs; None where it runs none.
+        is_ready: whether it has an executor, for whom answers wait.
         port: where it listens; 0 for a free one.
     """
 
@@ -111,6 +112,7 @@ class FakeServer:
     fleet: FleetModel | None = None
     admin_script: deque = field(default_factory=deque)
     batches: FakeBatches | None = None
+    is_ready: bool = True
     port: int = 0
 
     def start(self):
@@ -137,6 +139,7 @@ class FakeServer:
     def _app(self):
         app = FastAPI()
         app.get("/v1/models")(self._models)
+        app.get("/ready")(self._ready)
         app.get("/status")(self._status)
         app.post("/v1/completions")(self._generate)
         app.post("/v1/embeddings")(self._embed)
@@ -153,6 +156,9 @@ class FakeServer:
         served = {"id": MODEL, "object": "model", "owned_by": self.owned_by, **extra}
         embedder = {"id": EMBEDDER, "object": "model", "tasks": ["embed"]}
         return {"object": "list", "data": [served, *([embedder] if self.embeds else [])]}
+
+    async def _ready(self):
+        return {} if self.is_ready else _refusal(Refuse(503, "No executor is ready.", code="unavailable"))
 
     async def _embed(self, request: Request):
         body = await request.json()
@@ -198,6 +204,7 @@ class FakeServer:
         if isinstance(action, Response):
             return action
         if not body.get("stream"):
+            await self._wait_for_executor()
             return _Broken() if isinstance(action, Drop) else _whole(request.url.path, body)
         return self._stream(request.url.path, body, action, 0)
 
@@ -252,7 +259,12 @@ class FakeServer:
             self.cancelled += not body.get("resumable")
             raise
 
+    async def _wait_for_executor(self):
+        while not self.is_ready:
+            await asyncio.sleep(0.01)
+
     async def _wait_for_token(self):
+        await self._wait_for_executor()
         left_s = self.token_delay_s
         while self.comment_interval_s and left_s > self.comment_interval_s:
             await asyncio.sleep(self.comment_interval_s)

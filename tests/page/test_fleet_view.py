@@ -103,6 +103,19 @@ def test_the_scheduler_is_away(visit, stage):
     assert page.locator("[data-testid=executor]").count() == 1
 
 
+def test_what_nobody_has_said_is_not_shown(browser, stage):
+    """No executors, an empty queue and no events would be statements about a service that has said nothing."""
+    with browser.visit(stage.url, "fleet") as visit:
+        stage.wait_for_listeners(1)
+        stage.send("gone", {})
+        told = "The scheduler cannot be reached at the moment."
+        visit.page.wait_for_selector(f"[data-testid=connection] >> text={told}")
+        assert visit.page.inner_text("#fleet").split("\n\n") == ["Fleet", told]
+        stage.send("status", fleets.report([]))
+        visit.page.wait_for_selector("#fleet >> text=No executor is there.")
+        visit.page.wait_for_selector("#fleet >> text=No request waits.")
+
+
 def test_a_journal_that_fails(visit, stage):
     stage.send("status", fleets.report([], journal="failed"))
     visit.page.wait_for_selector("[data-testid=alarm] >> text=The journal cannot be written.")

@@ -13,6 +13,7 @@ from scheduler_svc.client.batch.remote_start import Todo
 from scheduler_svc.client.batch.run import run_batch
 from scheduler_svc.client.batch.sender import RetryPolicy
 from scheduler_svc.client.errors import RequestFailed, WrongFile
+from scheduler_svc.client.http.api import Api
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.output import duration, say
 from scheduler_svc.client.progress import ProgressReport, Tally
@@ -61,7 +62,7 @@ def answer_batch(
             remote = RemoteBatch(api, output, note, url=service.url)
             place = {line.custom_id: number for number, line in enumerate(source)}
             asked = Todo(todo(), next(todo()).url, place, model, lambda for_model: input_digest(source, for_model))
-            with _told(tally):
+            with _told(tally, api):
                 return remote.run(asked, tally)
     if note.read() is not None:
         raise WrongFile(
@@ -79,7 +80,7 @@ def answer_batch(
         ordered=how.ordered,
         tally=tally,
     )
-    with _told(tally):
+    with connect(service) as api, _told(tally, api):
         num_failed = asyncio.run(run)
     if tally.done < tally.total:
         raise RequestFailed(f"only {tally.done} of {tally.total} lines were in {source.path} when they were sent")
@@ -87,10 +88,10 @@ def answer_batch(
 
 
 @contextmanager
-def _told(tally: Tally) -> Iterator[None]:
-    """Show how far it is, and at the end how far it came."""
+def _told(tally: Tally, api: Api) -> Iterator[None]:
+    """Show how far it is, what it waits for, and at the end how far it came."""
     try:
-        with ProgressReport(tally):
+        with ProgressReport(tally), api.watching(tally.seen):
             yield
     finally:
         say(f"{tally.done} of {tally.total} lines in {duration(tally.seconds)}, {tally.rates()}")

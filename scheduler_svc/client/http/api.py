@@ -21,6 +21,7 @@ from scheduler_svc.client.errors import (
     ServiceUnreachable,
 )
 from scheduler_svc.client.http.event_source import Chunks, EventSource
+from scheduler_svc.client.http.executor_watch import ExecutorWatch
 from scheduler_svc.client.http.failures import json_object, raise_for_error, translated_errors
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
 from scheduler_svc.client.http.repeating import may_pass, repeated
@@ -54,6 +55,7 @@ class Api:
         self._reconnect_timeout_s = service.reconnect_timeout_s
         self._outage = OutageNotice(service.reconnect_timeout_s)
         self._was_there = False
+        self._num_events = 0  # of all streams so far
 
     def __enter__(self) -> Self:
         return self
@@ -214,11 +216,20 @@ class Api:
 
     def events(self, source: EventSource) -> Generator[Json, None, None]:
         """What the events of a streamed answer have for their reader, over as many connections as it takes."""
-        while not source.is_complete:
-            try:
-                yield from self._over_one_connection(source)
-            except (RequestFailed, ServiceUnreachable) as error:
-                self._wait_after(error, source)
+        with self.watching(lambda: self._num_events):
+            while not source.is_complete:
+                try:
+                    yield from self._over_one_connection(source)
+                except (RequestFailed, ServiceUnreachable) as error:
+                    self._wait_after(error, source)
+
+    def watching(self, progress: Callable[[], object]) -> ExecutorWatch:
+        """Say, while the context lasts, when work does not go on because no executor is ready.
+
+        Args:
+            progress: gives another value when something has come.
+        """
+        return ExecutorWatch(self._http, progress)
 
     def _over_one_connection(self, source: EventSource) -> Generator[Json, None, None]:
         method, path, body, headers = source.next_request
@@ -235,6 +246,7 @@ class Api:
             for received in response.iter_bytes():
                 for event in parser.feed(received):
                     has_events = True
+                    self._num_events += 1
                     was_broken = source.is_broken
                     taken = source.take(event)
                     if was_broken:

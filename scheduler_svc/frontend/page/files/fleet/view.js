@@ -16,8 +16,9 @@ const TICK_MS = 1000;
 const CONNECTIONS = {
   connecting: "Connecting …",
   live: "",
-  gone: "The scheduler cannot be reached at the moment. What is shown is the last that it said.",
+  gone: "The scheduler cannot be reached at the moment.",
 };
+const LAST_KNOWN = "What is shown is the last that it said.";
 
 /** The view, and the connection that it has while it is looked at or a rollout runs. */
 export class FleetView {
@@ -74,15 +75,16 @@ export class FleetView {
     const colour = (value, label) => h("label", {}, h("input", {
       type: "radio", name: "colour", value, checked: value === "state", on: { change: () => this.#colourBy(value) },
     }), ` ${label}`);
-    fill(this.root, h("div.fleet", {},
-      h("h1.unseen", {}, "Fleet"), this.connection, this.figures.node,
+    this.known = h("div.fleet", { hidden: true }, // until there is a report
+      this.figures.node,
       h("div.head", {}, h("h2", {}, "Executors"),
         h("fieldset.switch", {}, h("legend", {}, "Colour blocks by"), colour("state", "state"), colour("age", "age")),
         this.admin?.button),
       this.admin?.note, this.admin?.panel, this.noExecutor, list,
       mayAsk ? null : h("p.quiet", {}, "Below are your own requests only, and blocks do not tell who has them: " +
         "this key may not read the status."),
-      this.waiting.node, this.running.node, this.timeline.node, this.admin?.dialog));
+      this.waiting.node, this.running.node, this.timeline.node);
+    fill(this.root, h("div.fleet", {}, h("h1.unseen", {}, "Fleet"), this.connection, this.known, this.admin?.dialog));
     this.#ask();
   }
 
@@ -176,7 +178,9 @@ export class FleetView {
     this.#isTick = false;
     this.drawn = state;
     const { connection, problem, report, history, events } = state;
-    setText(this.connection, CONNECTIONS[connection] ?? `Connection lost, trying again. ${problem}`);
+    const said = CONNECTIONS[connection] ?? `Connection lost, trying again. ${problem}`;
+    setText(this.connection, report && connection !== "live" ? `${said} ${LAST_KNOWN}` : said);
+    this.known.hidden = !report;
     this.root.classList.toggle("stale", connection !== "live");
     const now = serviceNow(state, nowS);
     const isNewReport = report !== drawn.report || isTick;
