@@ -39,7 +39,7 @@ from scheduler_svc.kv_event_options import kv_event_options
 from scheduler_svc.server.addresses import listen, private_endpoint
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.exposure import is_beyond_loopback_host, require_keys_beyond_loopback
-from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S, FrontendProcesses, WorkerStart
+from scheduler_svc.server.frontend_processes import STOP_MARGIN_S, FrontendProcesses, WorkerStart
 from scheduler_svc.server.garbage import spare_the_old
 from scheduler_svc.server.journal import Journal, JournalError
 from scheduler_svc.server.kv_events import KvEventOptions
@@ -201,7 +201,9 @@ def main(
                 arguments += [*store.arguments(), "--log-level", log_level, "--log-format", log_format]
                 arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []
                 worker = _worker(store, arguments, client_ids, stack, lambda: bool(stopping))
-                processes = FrontendProcesses(frontends, listener, arguments, worker)
+                processes = FrontendProcesses(
+                    frontends, listener, arguments if journal is None else [*arguments, "--journaled"], worker
+                )
                 stack.callback(processes.kill)
             kill_frontend = processes.end if processes is not None else None
             others = kv_events, processes.named if processes is not None else dict, api_keys_file
@@ -217,14 +219,16 @@ def main(
             if is_beyond_loopback_host(host) and not needs_keys:
                 log.warning("HTTP can be reached from other machines and asks nobody for a key", host=host)
             log.info("listening", url=f"http://{host}:{listener.getsockname()[1]}", model=name, frontends=frontends)
-        exit_code = _serve(core_process, processes, stopping)
+        exit_code = _serve(core_process, processes, stopping, frontend.stop_grace_s)
     sys.exit(exit_code)
 
 
-def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag") -> int:
+def _serve(
+    core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag", stop_grace_s: float
+) -> int:
     """Turn until the service is to end, and end it. Returns the exit code: that of a frontend if it cannot start."""
     try:
-        exit_code = _turn(core_process, processes, stopping)
+        exit_code = _turn(core_process, processes, stopping, stop_grace_s)
     except Exception:
         core_process.crashed()
         return EXIT_CRASHED
@@ -233,8 +237,11 @@ def _serve(core_process: CoreProcess, processes: FrontendProcesses | None, stopp
     return exit_code
 
 
-def _turn(core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag") -> int:
-    """Turn until a signal comes, and then until the frontends have ended; they let open answers end first."""
+def _turn(
+    core_process: CoreProcess, processes: FrontendProcesses | None, stopping: "_StopFlag", stop_grace_s: float
+) -> int:
+    """Turn until a signal comes, and then until the frontends have ended, which let open answers end first; a second
+    signal ends that."""
     spare_the_old()
     while not stopping:
         if processes is not None:
@@ -243,11 +250,12 @@ def _turn(core_process: CoreProcess, processes: FrontendProcesses | None, stoppi
                 log.error("stopping: a frontend cannot start", exit_code=processes.refusal)
                 return processes.refusal
         core_process.turn()
-    log.info("stopping", signal=stopping.signal)
-    deadline = time.monotonic() + STOP_TIMEOUT_S
+    num_open = core_process.core.requests.table.num_open
+    log.info("stopping", signal=stopping.signal, open_requests=num_open, grace_s=stop_grace_s)
+    deadline = time.monotonic() + stop_grace_s + STOP_MARGIN_S
     if processes is not None:
         processes.terminate()
-        while processes.alive() and time.monotonic() < deadline:
+        while processes.alive() and time.monotonic() < deadline and stopping.count == 1:
             core_process.turn()
     return EXIT_OK
 
@@ -301,15 +309,17 @@ def _prepare_process() -> None:
 
 
 class _StopFlag:
-    """True once SIGTERM or SIGINT has come."""
+    """True once SIGTERM or SIGINT has come; `count` says how often."""
 
     def __init__(self) -> None:
         self.signal = ""
+        self.count = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number).name
+        self.count += 1
 
     def __bool__(self) -> bool:
         return bool(self.signal)

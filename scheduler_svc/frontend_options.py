@@ -47,6 +47,7 @@ class FrontendOptions:
         openapi: whether /openapi.json and /docs are there.
         open_metrics: whether /metrics needs no API key.
         keep_alive_s: seconds of silence of a stream after which it gets a comment.
+        stop_grace_s: seconds in which open answers may end when the service is told to stop.
         max_connections: of one frontend; a client may have eight ninths of them if it is alone.
         held_mb: bytes of requests and answers that one frontend holds at once, in MiB; a client may have half of them
             if it is alone.
@@ -68,6 +69,7 @@ class FrontendOptions:
     openapi: bool = False
     open_metrics: bool = False
     keep_alive_s: float = 5.0
+    stop_grace_s: float = 25.0
     max_connections: int = 4096
     held_mb: int = 128
     max_readers: int = 32
@@ -125,6 +127,10 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   "send none; it names clients.")  # fmt: skip
     @click.option("--keep-alive", "keep_alive_s", type=click.FloatRange(0.1), default=default.keep_alive_s,
                   metavar="SECONDS", help="A stream that is silent for so long gets a comment.")  # fmt: skip
+    @click.option("--stop-grace", "stop_grace_s", type=click.FloatRange(0.0), default=default.stop_grace_s,
+                  show_default=True, metavar="SECONDS", help="How long open answers may go on after SIGTERM, while an "
+                  "executor is there; then they end with an error. A supervisor should wait for 5 s more, as the "
+                  "units and manifests do.")  # fmt: skip
     @click.option("--max-connections", type=click.IntRange(1), default=default.max_connections, show_default=True,
                   help="Of one frontend; one API key may have eight ninths of them.")  # fmt: skip
     @click.option("--held-mb", type=click.IntRange(1), default=default.held_mb, show_default=True, metavar="MB",

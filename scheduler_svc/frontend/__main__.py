@@ -39,6 +39,7 @@ log = get_logger(__name__)
 @click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
 @click.option("--fd", type=click.IntRange(min=0), help="An inherited listening TCP socket; instead of --host, --port.")
 @click.option("--parent", type=int, help="Process that lent --fd and needs it back: this one ends when it does.")
+@click.option("--journaled", is_flag=True, help="The core has a journal: resumable requests survive its end.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port to listen on.")
 @click.option("--model", help="Folder or hub id whose tokenizer to use; without it, the embedded demo model.")
@@ -59,6 +60,7 @@ def main(
     core_endpoint: str,
     fd: int | None,
     parent: int | None,
+    journaled: bool,
     host: str,
     port: int,
     model: str | None,
@@ -91,7 +93,8 @@ def main(
         listener = socket.socket(fileno=fd) if fd is not None else _listen(host, port)
     except (BatonError, OSError) as error:
         raise CannotStart(error) from error
-    server_settings = ServerSettings(loss_timeout_s, stall_timeout_s, options.max_connections, parent)
+    limits = (loss_timeout_s, stall_timeout_s, options.max_connections, options.stop_grace_s)
+    server_settings = ServerSettings(*limits, parent, is_journaled=journaled)
     hosts = served_hosts(listener, options.allowed_host)
     api_settings = ApiSettings(options, api_keys, max_body_bytes, max_file_bytes, pooling, hosts)
 

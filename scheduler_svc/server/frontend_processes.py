@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from common.installation import hide_working_folder
 from scheduler_svc.server.child_process import ChildEvents, ChildProcess
 
-STOP_TIMEOUT_S = 8.0  # a frontend waits a few seconds for open answers to end
+STOP_MARGIN_S = 4.0  # after the grace of open answers, until a frontend is killed
 FRONTEND = ChildEvents("frontend died", "frontend cannot be started")
 WORKER = ChildEvents("background worker died", "background worker cannot be started")
 
@@ -47,6 +47,7 @@ class FrontendProcesses:
     ) -> None:
         hide_working_folder()
         frontend = _command("scheduler_svc.frontend", listener, arguments)
+        self._listener = listener
         self._frontends = [ChildProcess(FRONTEND, frontend, [listener.fileno()]) for _ in range(count)]
         self._children = [*self._frontends]
         self._worker: ChildProcess | None = None
@@ -97,7 +98,8 @@ class FrontendProcesses:
         return found is not None
 
     def terminate(self) -> None:
-        """Ask all to stop."""
+        """Ask all to stop. Clients that connect from now on are refused: in the backlog they would wait for nothing."""
+        self._listener.close()
         for child in self._children:
             child.terminate()
 

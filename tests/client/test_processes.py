@@ -31,7 +31,8 @@ def test_command_lines_name_model_ports_and_options():
     spec = FleetSpec(model="m", port=1, executor_port=2, scheduler_options=("-s",), executor_options=("-e", "1"))
     scheduler, executor = spec.command("scheduler"), spec.command(executor_name(3))
     assert " ".join(scheduler[1:]) == (
-        "-m scheduler_svc --model m --host 127.0.0.1 --port 1 --executor-endpoint tcp://127.0.0.1:2 -s"
+        "-m scheduler_svc --model m --host 127.0.0.1 --port 1 --executor-endpoint tcp://127.0.0.1:2 "
+        "--stop-grace 25.0 -s"
     )
     assert " ".join(executor[1:]) == (
         "-m executor_svc --model m --scheduler tcp://127.0.0.1:2 --name executor-3 --no-keep -e 1"
@@ -135,7 +136,7 @@ def test_start_ready_and_stop_in_order(tmp_path):
     for name in pids:
         assert fleet.log_tail(name).endswith("stops"), "SIGTERM reached it, not SIGKILL"
     stopped_at = {name: (tmp_path / f"{name}.log").stat().st_mtime for name in pids}
-    assert stopped_at["scheduler"] >= max(stopped_at["executor-0"], stopped_at["executor-1"])
+    assert stopped_at["scheduler"] <= min(stopped_at["executor-0"], stopped_at["executor-1"])
 
 
 def test_killed_executor_is_gone_and_can_start_again(tmp_path):

@@ -222,7 +222,7 @@ def test_announces_itself_and_stops_in_order(start_up, number):
     assert process.wait(10) == 0
     assert not any(map(is_running, pids))
     log += process.stderr.read()
-    assert log.rindex("executor stops") < log.rindex("scheduler stops")
+    assert log.rindex("scheduler stops") < log.rindex("executor stops"), "the executors finish its open answers"
 
 
 @pytest.mark.timeout(30)
@@ -301,7 +301,7 @@ def test_a_second_ctrl_c_kills(start_up):
     banner = read_until(process.stdout, "curl")
     pid = int(banner.split("executor-0 (pid ")[1].split(")")[0])
     process.send_signal(signal.SIGINT)
-    read_until(process.stderr, "stopping the executors")
+    read_until(process.stderr, "stopping the scheduler")
     assert is_running(pid)
     process.send_signal(signal.SIGINT)
     assert process.wait(5) == 130

@@ -24,7 +24,8 @@ from executor_svc.service.registration import LEAVE_TIMEOUT_S
 from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
 from scheduler_svc.frontend.http.server import http_config
 from scheduler_svc.frontend.link.request_counts import RequestCounts
-from scheduler_svc.server.frontend_processes import STOP_TIMEOUT_S
+from scheduler_svc.frontend_options import FrontendOptions
+from scheduler_svc.server.frontend_processes import STOP_MARGIN_S
 from tests.deploy.manifests import ROOT, container, exec_commands, options, pod, workloads
 from tests.keeper.processes import KeeperProcess
 from tests.support.core import running_core
@@ -290,10 +291,12 @@ def test_the_hook_does_not_wait_for_nothing(health_file):
 
 def test_there_is_time_for_an_orderly_end():
     assert pod(EXECUTOR)["terminationGracePeriodSeconds"] > float(MAX_WAIT_S) + LEAVE_TIMEOUT_S
-    assert float(MAX_WAIT_S) > float(PATIENCE_S) > 2 * STOP_TIMEOUT_S  # a scheduler's: until it has stopped and started
-    assert pod(SCHEDULER)["terminationGracePeriodSeconds"] > 2 * STOP_TIMEOUT_S
+    stop_s = FrontendOptions().stop_grace_s + STOP_MARGIN_S
+    assert float(MAX_WAIT_S) > float(PATIENCE_S) > 2 * stop_s  # a scheduler's: until it has stopped and started
+    assert pod(SCHEDULER)["terminationGracePeriodSeconds"] > stop_s
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     assert int(services["executor"]["stop_grace_period"].removesuffix("s")) > LEAVE_TIMEOUT_S
+    assert int(services["scheduler"]["stop_grace_period"].removesuffix("s")) > stop_s
 
 
 def test_a_rolling_update_starts_the_new_before_it_stops_the_old():

@@ -54,6 +54,14 @@ class Service:
     def logs(self):
         return "\n".join(f"--- {log.name} ---\n{log.read_text()[-6000:]}" for log in self._folder.glob("*.log"))
 
+    def signal(self, number):
+        """Send `baton up` a signal."""
+        self._process.send_signal(number)
+
+    def wait(self):
+        """Its exit code, when it has ended."""
+        return self._process.wait(60)
+
     def kill_scheduler(self):
         self.kill("scheduler")
 

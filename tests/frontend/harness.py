@@ -41,6 +41,7 @@ class Frontend:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             fd = listener.fileno()
             command = [sys.executable, "-m", "scheduler_svc.frontend", "--core-endpoint", core.endpoint]
+            command += ["--stop-grace", "4"]
             self.process = subprocess.Popen(
                 [*command, "--fd", str(fd), *options],
                 cwd=REPOSITORY,

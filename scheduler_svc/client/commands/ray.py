@@ -147,6 +147,7 @@ def up(
         keeps=not no_keep,
         api_keys_file=api_keys_file,
         scheduler_options=(*frontend.arguments(), *limits, *(("--no-api-keys",) if no_api_keys else ())),
+        stop_grace_s=frontend.stop_grace_s,
         executor_options=(*words(threads=threads), *engine),
         **options,
     )
@@ -226,7 +227,7 @@ def rollout(
 @_timeout_option(120.0)
 @_fleet_options
 def down(*, where: tuple[str, str], timeout_s: float) -> None:
-    """End a fleet: executors first, then the scheduler. The journal stays.
+    """End a fleet: the scheduler first, when its open answers have ended, then executors. The journal stays.
 
     \b
     Example:

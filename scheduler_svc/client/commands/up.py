@@ -110,9 +110,9 @@ def command(
 
     A service that dies is started again, and answers in progress go on. A keeper holds weights and KV cache of the
     executors meanwhile, so that nothing is computed again; on Linux, one is started unless one runs already. Ctrl-C or
-    SIGTERM stops everything in order: executors first, then the others, each with SIGTERM and 10 seconds (a second
-    Ctrl-C: at once). Options without a default here have that of `baton-scheduler` and `baton-executor`, whose --help
-    says more.
+    SIGTERM stops everything in order: the scheduler first, whose open answers have --stop-grace to end, then the
+    executors (a second Ctrl-C: at once). Options without a default here have that of `baton-scheduler` and
+    `baton-executor`, whose --help says more.
 
     \b
     Example:
@@ -150,6 +150,7 @@ def command(
         starts_keeper=keeper is not None and not keeper_listens(keeper),
         ranks=executors.ranks,
         gpus=executors.gpus,
+        stop_grace_s=frontend.stop_grace_s,
         scheduler_options=(*frontend.arguments(), *kept, *logs),
         executor_options=(*executors.all_arguments(), *logs),
     )
@@ -181,7 +182,8 @@ def run_until_stopped(spec: FleetSpec, log_dir: Path | None, welcome: Welcome) -
             if supervisor.poll() and not announced:
                 click.echo(_banner(fleet, welcome))
                 announced = True
-        _say("stopping the executors, then the scheduler")
+        _say(f"stopping the scheduler, whose open answers have {spec.stop_grace_s:g} s to end (--stop-grace; Ctrl-C "
+             "again stops at once), then the executors")  # fmt: skip
 
 
 @contextlib.contextmanager

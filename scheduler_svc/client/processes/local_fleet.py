@@ -21,10 +21,12 @@ from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
 from scheduler_svc.client.processes.keeper import keeper_listens, parent_of, pool_holders
 from scheduler_svc.client.processes.log_tail import LogTail
+from scheduler_svc.frontend_options import FrontendOptions
 
 SCHEDULER = "scheduler"
 KEEPER = "keeper"
 STOP_TIMEOUT_S = 10.0
+STOP_MARGIN_S = 5.0  # of a scheduler, after the grace of open answers
 
 _LOG_LINES = 15  # that are looked at when a child has ended
 _REASON_LINES = 5  # that say why, at most
@@ -48,6 +50,7 @@ class FleetSpec:
         starts_keeper: whether the keeper is one of the children; otherwise it runs already.
         ranks: processes of each executor; torchrun starts them if there is more than one.
         gpus: numbers of the GPUs that executors divide among them, one for each rank; none if all see all.
+        stop_grace_s: how long open answers may go on when the fleet stops.
         scheduler_options, executor_options: further command-line options. A scheduler keeps its journal in the user's
             state folder unless `--journal` names another place; a fleet that must leave no file behind names one.
         scheduler_command, executor_command: the programs; tests replace them.
@@ -63,6 +66,7 @@ class FleetSpec:
     starts_keeper: bool = True
     ranks: int = 1
     gpus: tuple[str, ...] = ()
+    stop_grace_s: float = FrontendOptions.stop_grace_s
     scheduler_options: tuple[str, ...] = ()
     executor_options: tuple[str, ...] = ()
     scheduler_command: tuple[str, ...] = (sys.executable, "-m", "scheduler_svc")
@@ -88,7 +92,8 @@ class FleetSpec:
         endpoint = f"tcp://127.0.0.1:{self.executor_port}"
         if name == SCHEDULER:
             listen = ["--host", self.host, "--port", str(self.port), "--executor-endpoint", endpoint]
-            return [*self.scheduler_command, *model, *listen, *self.scheduler_options]
+            grace = ["--stop-grace", str(self.stop_grace_s)]
+            return [*self.scheduler_command, *model, *listen, *grace, *self.scheduler_options]
         python, *program = self.executor_command
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
         start = [python, *(torchrun if self.ranks > 1 else ()), *program]
@@ -150,7 +155,10 @@ class LocalFleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop in order; at once after an interrupt, as the user does not want to wait."""
-        self.stop(timeout_s=0 if kind is KeyboardInterrupt else STOP_TIMEOUT_S)
+        if kind is KeyboardInterrupt:
+            self.stop(timeout_s=0)
+        else:
+            self.stop()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -291,13 +299,19 @@ class LocalFleet:
             return ""
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop the executors, then the others; each group gets SIGTERM and, after `timeout_s`, SIGKILL."""
-        executors = [child for name, child in self._children.items() if name not in (SCHEDULER, KEEPER)]
-        others = [child for name, child in self._children.items() if name in (SCHEDULER, KEEPER)]
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Stop the scheduler, whose open answers the executors finish; then the executors, and at last the keeper. Each
+        gets SIGTERM and, after its time, SIGKILL.
+
+        Args:
+            timeout_s: of each, instead of its own.
+        """
+        scheduler_s = self.spec.stop_grace_s + STOP_MARGIN_S
+        groups = ((SCHEDULER,), [name for name in self._children if name not in (SCHEDULER, KEEPER)], (KEEPER,))
         try:
-            end_children(executors, timeout_s)
-            end_children(others, timeout_s)
+            for names, own_s in zip(groups, (scheduler_s, STOP_TIMEOUT_S, STOP_TIMEOUT_S), strict=True):
+                children = [self._children[name] for name in names if name in self._children]
+                end_children(children, own_s if timeout_s is None else timeout_s)
         finally:  # a second Ctrl-C must not leave anything behind
             for child in self._children.values():
                 child.kill()

@@ -50,7 +50,8 @@ class Hands:
             case StartExecutor():
                 self._start_executor(seen, action)
             case Leave(name):
-                self._cluster.leave(name, self._spec.leave_timeout_s)
+                grace_s = self._spec.stop_grace_s if name.role == "scheduler" else 0.0
+                self._cluster.leave(name, grace_s + self._spec.leave_timeout_s)
             case Remove(name):
                 self._cluster.remove(name)
 

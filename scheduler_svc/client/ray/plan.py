@@ -198,17 +198,14 @@ class FleetPlan:
 
 
 def _stop(seen: Seen) -> list[Action]:
-    """Executors leave, then the scheduler, then the rest goes."""
+    """The scheduler leaves, whose open answers the executors finish; then these, and then the rest goes."""
     executors, schedulers = seen.of_role("executor"), seen.of_role("scheduler")
-    running = [host for host in executors if host.life is Life.RUNNING]
-    if running:
-        return [Leave(host.name) for host in running if not host.is_leaving]
-    actions: list[Action] = [Remove(host.name) for host in executors]
-    actions += [RemovePlace(place.slot) for place in seen.places]
-    running = [host for host in schedulers if host.life is Life.RUNNING]
-    if running:
-        return actions + [Leave(host.name) for host in running if not host.is_leaving]
-    return actions + [Remove(host.name) for host in [*schedulers, *seen.of_role("keeper")]]
+    for role in (schedulers, executors):
+        running = [host for host in role if host.life is Life.RUNNING]
+        if running:
+            return [Leave(host.name) for host in running if not host.is_leaving]
+    gone = [*executors, *schedulers, *seen.of_role("keeper")]
+    return [*(Remove(host.name) for host in gone), *(RemovePlace(place.slot) for place in seen.places)]
 
 
 def _keeper_runs(seen: Seen, place: Place) -> bool:

@@ -15,6 +15,7 @@ from common.curve import (
 )
 from scheduler_svc.client.ray.facts import Goal, HostName
 from scheduler_svc.client.ray.task import ADDRESS_FILE, HEALTH_FILE, Task
+from scheduler_svc.frontend_options import FrontendOptions
 
 # Ray sets it to an actor's CPUs; an executor chooses its threads itself, as it does everywhere else.
 _WITHOUT = ("OMP_NUM_THREADS",)
@@ -49,7 +50,8 @@ class RayFleetSpec:
         api_keys: content of the file of API keys; None for none.
         status_key: an API key that may read /status; empty if none is needed.
         server_keys: CURVE keys of the scheduler.
-        leave_timeout_s: how long a process has to leave in order.
+        leave_timeout_s: how long a process has to leave in order; the scheduler's open answers have `stop_grace_s`
+            before.
     """
 
     name: str
@@ -78,6 +80,7 @@ class RayFleetSpec:
     api_keys: str | None = field(default=None, repr=False)
     status_key: str = field(default="", repr=False)
     leave_timeout_s: float = 20.0
+    stop_grace_s: float = FrontendOptions.stop_grace_s
 
     @property
     def namespace(self) -> str:

@@ -91,6 +91,11 @@ class Generation:
             self._queue.close()
         log.debug("answer ended", request=self.spec.answer_id, usage=self.usage, unfinished=self._num_unfinished)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether only this connection to the core was lost: a client that comes back can read on."""
+        return self._queue.is_resumable and self._queue.has_failed
+
     async def accepted(self) -> None:
         """Return when the core has accepted all of a new request, if it does."""
         await self._queue.accepted()

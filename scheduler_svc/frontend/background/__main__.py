@@ -38,6 +38,7 @@ from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions, store_options
 
 LOSS_TIMEOUT_S = 10.0  # of silence of the core, after which it ends
+STOP_GRACE_S = 4.0  # for frontends to end their streams
 STALL_TIMEOUT_S = 60.0  # in which a frontend reads nothing of a stream
 
 log = get_logger(__name__)
@@ -94,7 +95,8 @@ def main(
         worker = Worker(link, tokenizer, thread, batches, api_keys, tracing)
         app = create_worker_app(worker, frontend.keep_alive_s)
         gc.freeze()
-        settings = ServerSettings(LOSS_TIMEOUT_S, STALL_TIMEOUT_S, frontend.max_connections, parent, "worker")
+        limits = (LOSS_TIMEOUT_S, STALL_TIMEOUT_S, frontend.max_connections, STOP_GRACE_S)
+        settings = ServerSettings(*limits, parent, "worker")
         working = asyncio.create_task(worker.run())
         serving = asyncio.create_task(serve(app, link, listener, settings, at_stop=worker.stop))
         try:

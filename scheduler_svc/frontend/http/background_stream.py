@@ -44,7 +44,7 @@ class Streaming(NamedTuple):
 
 class BackgroundStream(Response):
     """Reads on wherever the response is, until its last event: the worker may be killed meanwhile. Where the frontend
-    stops before, an error says so, and the client can ask for the rest.
+    stops before, the connection breaks, and the client can ask for the rest.
 
     Args:
         after: number of the last event that the client has; -1 for none.
@@ -79,7 +79,9 @@ class BackgroundStream(Response):
             await self._unless_stopped(self._pass_on(send))
         except ApiError as error:  # the response was deleted, the store fails, or this frontend stops
             scope[ERROR] = error
-            if self._is_inside:  # nothing can be said there: the connection breaks
+            # Nothing can be said inside of an event. And where the client can read on, an error would make it give up:
+            # the connection breaks.
+            if self._is_inside or error.code == "unavailable":
                 return
             last = _error_event(error, self._after)
         except Exception:

@@ -6,9 +6,11 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,14 +23,15 @@ from scheduler_svc.frontend.link.request_counts import RequestCounts
 
 log = get_logger(__name__)
 
-STREAMS_MAY_TAKE_S = 4.0  # to end by themselves when the frontend stops; then they get an error
-CONNECTIONS_MAY_TAKE_S = 6
+LAST_BYTES_S = 2  # for what the last answers say after the grace
+NO_EXECUTOR_S = 2.0  # without one while the frontend stops: no answer can end
 KEEP_ALIVE_S = 30
 LISTEN_BACKLOG = 2048
 ACCEPTS_AT_ONCE = 4  # asyncio accepts as many connections in one go as the backlog is long, and streams wait for that
 OTHER_FILES = 128  # open besides connections
 WATCH_INTERVAL_S = 0.25
 START_INTERVAL_S = 0.01
+STOPPING = "the server is shutting down"
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,20 @@ class ServerSettings:
         loss_timeout_s: seconds of silence of the core, after which the frontend ends.
         stall_timeout_s: seconds in which a client reads nothing, after which it is dropped.
         max_connections: that may be open at once.
+        stop_grace_s: seconds in which open answers may end by themselves when the server stops; then they get an error.
         parent: process that lent the listening socket and needs it back: when it ends, the frontend ends too.
         name: of what serves, for the log.
+        is_journaled: whether resumable requests go on after a restart of the core, so that a stop need not wait for
+            them.
     """
 
     loss_timeout_s: float
     stall_timeout_s: float
     max_connections: int
+    stop_grace_s: float
     parent: int | None = None
     name: str = "frontend"
+    is_journaled: bool = False
 
 
 async def serve(
@@ -67,7 +75,7 @@ async def serve(
         True if a signal was the reason, False if the core or the parent is gone.
     """
     limits = ConnectionLimits(settings.max_connections, stall_timeout_s=settings.stall_timeout_s)
-    server = uvicorn.Server(http_config(app, limits, link.counts))
+    server = uvicorn.Server(http_config(app, limits, link.counts, settings.stop_grace_s))
 
     def stop(*_: object) -> None:
         server.should_exit = True
@@ -80,7 +88,8 @@ async def serve(
     where = {"socket": address} if isinstance(address, str) else {"host": address[0], "port": address[1]}
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(_stop_when_alone(server, link, settings))
-        helpers = [tasks.create_task(link.run()), tasks.create_task(_end_streams_on_stop(server, link, at_stop)), watch]
+        ending = tasks.create_task(_end_answers_on_stop(server, link, settings, at_stop))
+        helpers = [tasks.create_task(link.run()), ending, watch]
         helpers.append(tasks.create_task(_lengthen_backlog(server, listener)))
         await _wait_for_core(server, link)
         log.info(f"{settings.name} started", **where, pid=os.getpid())
@@ -93,12 +102,16 @@ async def serve(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Tell whether uvicorn's line says more than ours: an ApiError in a body that has begun is logged already."""
+    """Tell whether uvicorn's line says more than ours: an ApiError in a body that has begun is logged already, and so
+    is what broke off an answer in its middle."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error and error.__cause__, ApiError)  # Starlette's own says that it was too late to answer
+    is_told = isinstance(error and error.__cause__, ApiError)  # Starlette's own says that it was too late to answer
+    return not is_told and record.msg != "ASGI callable returned without completing response."
 
 
-def http_config(app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts) -> uvicorn.Config:
+def http_config(
+    app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts, stop_grace_s: float = 0.0
+) -> uvicorn.Config:
     """uvicorn as a frontend runs it."""
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Config(
@@ -112,7 +125,7 @@ def http_config(app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts) -
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=CONNECTIONS_MAY_TAKE_S,
+        timeout_graceful_shutdown=ceil(stop_grace_s) + LAST_BYTES_S,
         backlog=ACCEPTS_AT_ONCE,
     )
 
@@ -152,10 +165,21 @@ async def _lengthen_backlog(server: uvicorn.Server, listener: socket.socket) -> 
         listener.listen(LISTEN_BACKLOG)
 
 
-async def _end_streams_on_stop(server: uvicorn.Server, link: CoreLink, at_stop: Callable[[], None]) -> None:
-    """End the streams that are still open some seconds after the server was told to stop."""
+async def _end_answers_on_stop(
+    server: uvicorn.Server, link: CoreLink, settings: ServerSettings, at_stop: Callable[[], None]
+) -> None:
+    """Once the server was told to stop, let open answers end, as long as they can and the grace lasts; end the others.
+    Those that go on after a restart are ended as soon as they are alone."""
     while not server.should_exit:
         await asyncio.sleep(WATCH_INTERVAL_S)
     at_stop()
-    await asyncio.sleep(STREAMS_MAY_TAKE_S)
-    link.leave_all("the server is shutting down")
+    stopped = served = time.monotonic()
+    while (now := time.monotonic()) < stopped + settings.stop_grace_s and now < served + NO_EXECUTOR_S:
+        if link.fleet.num_ready:
+            served = now
+        if settings.is_journaled and not link.num_lost_with_the_core:
+            link.leave_all(STOPPING)
+        await asyncio.sleep(WATCH_INTERVAL_S)
+    while True:  # a request may have been read meanwhile
+        link.leave_all(STOPPING)
+        await asyncio.sleep(WATCH_INTERVAL_S)

@@ -136,7 +136,10 @@ class EventStream(Response):
         await self._fail(out, error, scope, receive, send)
 
     async def _fail(self, out: "Out", error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell the client of an error: by its status, or by an event if one was sent already."""
+        """Tell the client of an error: by its status, or by an event if one was sent already. Where the client can read
+        on, the connection breaks instead: an event with an error makes clients give up."""
+        if out.has_started and self._generation.goes_on and error.code == "unavailable":
+            return
         if not out.has_started:
             error.headers[REQUEST_ID_HEADER] = self._generation.spec.answer_id
             await ErrorResponse(error)(scope, receive, send)

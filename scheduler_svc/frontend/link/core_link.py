@@ -82,6 +82,11 @@ class CoreLink(Questions):
         """Requests that the core is working on for this frontend."""
         return len(self._queues)
 
+    @property
+    def num_lost_with_the_core(self) -> int:
+        """Those of them that end when the core does, because no journal brings them back."""
+        return sum(not queue.is_resumable for queue in self._open_queues())
+
     async def run(self) -> None:
         """Talk to the core until cancelled."""
         async with asyncio.TaskGroup() as tasks:

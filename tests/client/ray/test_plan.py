@@ -349,4 +349,4 @@ def test_down():
     ray.run(plan, 10)
     assert plan.is_down(ray.look())
     left = [str(action.name.role) for action in ray.actions if isinstance(action, Leave)]
-    assert left == ["executor"] * 6 + ["scheduler"], "executors first"
+    assert left == ["scheduler"] + ["executor"] * 6, "the executors finish its open answers"
