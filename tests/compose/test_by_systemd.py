@@ -36,7 +36,7 @@ BATON_SCHEDULER_ARGS=--host 0.0.0.0 --executor-endpoint tcp://0.0.0.0:5555
 BATON_EXECUTOR_ARGS=--scheduler tcp://127.0.0.1:5555 --curve-keys /var/lib/baton/keys/executors/local \
 --threads 1 --num-blocks 1024 --standby auto
 """
-LONG = {"model": "baton-demo", "prompt": "JULIET:\nO Romeo, Romeo! ", "max_tokens": 1500, "temperature": 0}
+LONG = {"model": "baton-demo", "prompt": "JULIET:\nO Romeo, Romeo! ", "max_tokens": 800, "temperature": 0}
 
 
 class Machine:
