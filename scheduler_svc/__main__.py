@@ -205,9 +205,8 @@ def main(
                     frontends, listener, arguments if journal is None else [*arguments, "--journaled"], worker
                 )
                 stack.callback(processes.kill)
-            kill_frontend = processes.end if processes is not None else None
-            others = kv_events, processes.named if processes is not None else dict, api_keys_file
-            core_process = CoreProcess(executor_endpoint, front, config, journal, curve, kill_frontend, *others)
+            others = curve, processes, kv_events, api_keys_file
+            core_process = CoreProcess(executor_endpoint, front, config, journal, *others)
         except (BatonError, OSError) as error:
             raise CannotStart(error) from error
         where = {"executors": core_process.executor_endpoint, "encrypted": curve is not None, "frontends": front}

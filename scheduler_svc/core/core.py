@@ -84,6 +84,11 @@ class Core:
         self._notice_pause(now)
         return self._follow(self.fleet.receive(peer, message, now), now)
 
+    def executor_of_other_version(self, peer: Peer, address: str, reason: str) -> list[Action]:
+        """A message has come that only another version of the protocol can read; its sender's name stands in there."""
+        self._counters.executor_rejected()
+        return [SendToExecutor(peer, m.Reject(reason=reason)), log_lines.rejected(address, reason)]
+
     def executor_gone(self, peer: Peer, now: float) -> list[Action]:
         """The connection to an executor is gone."""
         self._notice_pause(now)
@@ -264,7 +269,7 @@ class Core:
                     actions += self._joined(membership, hello, now)
                 case f.ExecutorRejected(hello, reason):
                     self._counters.executor_rejected()
-                    actions.append(log_lines.rejected(hello, reason))
+                    actions.append(log_lines.rejected(hello.executor, reason))
                 case f.ExecutorFinishing(epoch):
                     self.scheduler.executor_leaves(epoch, now)
                     actions.append(log_line("info", "executor finishing", executor=self._name(epoch), epoch=epoch))

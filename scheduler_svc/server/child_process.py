@@ -28,6 +28,7 @@ class ChildProcess:
         fds: descriptors that it inherits.
 
     Attributes:
+        num_failures: how often a process ended by itself, or could not be started.
         refusal: what its last process ended with, if that says that only a change of configuration helps; None once
             another one serves.
     """
@@ -39,6 +40,7 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
         self._num_started = 0
+        self.num_failures = 0
         self.refusal: int | None = None
 
     @property
@@ -67,6 +69,7 @@ class ChildProcess:
             serving: ids of processes that are known to serve.
         """
         if self._process is not None and (code := self._process.poll()) is not None:
+            self.num_failures += 1
             log.error(self._events.died, pid=self._process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
             self._process, self._start_at = None, now + RESTART_DELAY_S
             self.refusal = code if code in (EXIT_USAGE, EXIT_REJECTED) else None
@@ -78,6 +81,7 @@ class ChildProcess:
                 self._process = subprocess.Popen(self._command, pass_fds=self._fds)
                 self._num_started += 1
             except (OSError, MemoryError, subprocess.SubprocessError) as error:
+                self.num_failures += 1
                 log.error(self._events.cannot_be_started, reason=str(error), restart_in_s=RESTART_DELAY_S)
 
     def terminate(self) -> None:

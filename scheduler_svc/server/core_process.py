@@ -1,7 +1,6 @@
 """The core's process: gives the event loop real sockets, the real clock, the journal's thread and the log."""
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -22,6 +21,7 @@ from scheduler_svc.core.observability.status_report import IoCounts
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.recovery import RESUME_WITHIN_S, Legacy, Loaded
 from scheduler_svc.server.curve_auth import KeyReader
+from scheduler_svc.server.frontend_processes import FrontendProcesses
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.kv_events import KvEventOptions, KvEventPublisher
 from scheduler_svc.server.process_use import ProcessUse
@@ -44,9 +44,8 @@ class CoreProcess:
         config: of the core; what depends on the clock and the journal is filled in here.
         journal: opened and not started; None runs without.
         curve: keys of this service, and of the executors that may connect; None asks for no keys.
-        kill_frontend: kills the process of a frontend that hangs; None where frontends are not ours.
+        processes: those beside this one; None where frontends are not ours.
         kv_events: where routers are told what is cached; None tells nobody. Goes with `announced_salt` of the config.
-        processes_beside: names and ids of the processes of the service beside this one, for metrics.
         api_keys_file: frontends use it; here it is only watched.
 
     Attributes:
@@ -61,9 +60,8 @@ class CoreProcess:
         config: CoreConfig,
         journal: Journal | None = None,
         curve: ServerCurve | None = None,
-        kill_frontend: Callable[[int], object] | None = None,
+        processes: FrontendProcesses | None = None,
         kv_events: KvEventOptions | None = None,
-        processes_beside: Callable[[], Mapping[str, int]] = dict,
         api_keys_file: Path | None = None,
     ) -> None:
         now = time.monotonic()
@@ -100,10 +98,12 @@ class CoreProcess:
         self._api_keys = KeyFileWatch(api_keys_file) if api_keys_file is not None else None
         self._key_reader = KeyReader(self._api_keys.reload, "API keys") if self._api_keys is not None else None
         self._journal = journal
-        self._process_use = ProcessUse(processes_beside)
+        self._processes = processes
+        self._process_use = ProcessUse(dict if processes is None else processes.named)
         routers = (self._executors, self._fronts)
         clocks = time.monotonic, time.thread_time
-        self._event_loop = EventLoop(self.core, *routers, journal, *clocks, _LogWriter(), kill_frontend)
+        kill = None if processes is None else processes.end
+        self._event_loop = EventLoop(self.core, *routers, journal, *clocks, _LogWriter(), kill)
         if journal is not None:
             self._open_journal(journal, loaded, now)
 
@@ -142,8 +142,10 @@ class CoreProcess:
         if self._key_reader is not None:
             self._key_reader.stop()
 
-    def _wrong_version(self, peer: Peer, error: VersionError) -> None:
-        self._executors.send(peer, m.Reject(reason=str(error)))
+    def _wrong_version(self, peer: Peer, address: str, error: VersionError) -> None:
+        """Tell an executor of another version, whose Hello cannot be read, why it may not join."""
+        actions = self.core.executor_of_other_version(peer, address, str(error))
+        self._event_loop.carry_out(actions)
 
     def _open_journal(self, journal: Journal, loaded: Loaded, now: float) -> None:
         """Take up what an earlier life has left, unless that is too long ago, and begin the journal anew with it."""
@@ -163,6 +165,7 @@ class CoreProcess:
         return IoCounts(
             messages_dropped={link: drops.count for link, drops in self._drops.items()},
             journal_bytes=0 if self._journal is None else self._journal.num_bytes,
+            process_failures={} if self._processes is None else self._processes.num_failures,
             collectors=(self._process_use,),
             keys_unreadable={
                 "clients": self._api_keys.failure if self._api_keys is not None else "",

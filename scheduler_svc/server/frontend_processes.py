@@ -75,6 +75,12 @@ class FrontendProcesses:
             named["worker"] = self._worker
         return {name: child.pid for name, child in named.items() if child.pid is not None}
 
+    @property
+    def num_failures(self) -> dict[str, int]:
+        """Return how often processes have ended by themselves, or could not be started, by their kind."""
+        worker = 0 if self._worker is None else self._worker.num_failures
+        return {"frontend": sum(child.num_failures for child in self._frontends), "worker": worker}
+
     def tick(self, now: float, serving: Container[int] = ()) -> None:
         """Start each process that is wanted and not running. Cheap; called every turn of the core.
 

@@ -54,7 +54,7 @@ class Router(Generic[Incoming]):
         endpoint: str,
         incoming: Any,
         drops: DropLog,
-        on_version: Callable[[Peer, VersionError], None] | None = None,
+        on_version: Callable[[Peer, str, VersionError], None] | None = None,
         *,
         curve: ServerCurve | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -190,7 +190,7 @@ class Router(Generic[Incoming]):
         except WireError as error:
             self._drops.dropped(peer.address, error)
             if isinstance(error, VersionError) and self._on_version is not None:
-                self._on_version(peer.number, error)
+                self._on_version(peer.number, peer.address, error)
         return None
 
     def _refuse(self, peer: PeerConnection, error: ZmtpError) -> None:

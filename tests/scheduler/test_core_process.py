@@ -167,6 +167,12 @@ def test_executors_that_differ_are_rejected_by_name_of_the_difference(core):
     old = Peer(core.back, m.SchedulerToExecutor)
     old.send_payload(b"whatever", b"baton/0")
     assert f"protocol version 0, this side {m.PROTOCOL_VERSION}" in old.receive(m.Reject).reason
+    front.send(m.MetricsQuery(query_id=1))
+    assert b"baton_executors_rejected_total 2.0\n" in front.receive(m.Metrics).text
+    assert [event.reason.partition(" ")[0] for event in front.status().events if event.kind == "rejected"] == [
+        "vocab_size",
+        "peer",
+    ]
 
 
 def test_cancel_frees_everything(core):

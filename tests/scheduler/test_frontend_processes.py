@@ -50,6 +50,11 @@ class Scheduler:
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200
 
+    def metrics(self):
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{self.port}/metrics").text
+        return ""
+
     def frontends(self):
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in children.split()]
@@ -77,6 +82,8 @@ def test_after_kill_9_the_next_one_has_the_address_even_if_a_frontend_was_frozen
         eventually(lambda gone=frontend: not is_running(gone))
         [frontend] = scheduler.frontends()
     assert list(scheduler.temporary.iterdir()) == [], "nothing is left behind, and nothing could be removed"
+    os.kill(frontend, signal.SIGKILL)
+    eventually(lambda: 'baton_process_failures_total{process="frontend"} 1.0' in scheduler.metrics())
 
 
 def test_metrics_say_what_each_process_takes_also_of_one_that_was_started_again(scheduler):
@@ -134,7 +141,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, erro
             processes.tick(now)
         assert len(attempts) == 2
         processes.tick(1.1 * RESTART_DELAY_S)
-        assert len(attempts) == 4
+        assert len(attempts) == 4 == processes.num_failures["frontend"]
         assert not processes.alive()
 
 
@@ -196,6 +203,7 @@ def test_a_frontend_that_cannot_start_without_a_change_is_the_services_end(code,
         processes.tick(8.0)
         ends(first, 8.1)
         assert ends(second, 8.1) == (code if is_settled else None)
+        assert processes.num_failures == {"frontend": 6, "worker": 0}
 
 
 @pytest.mark.parametrize(("start_s", "killed_at"), [(1.5, (10.0, 11.2)), (3.0, (10.0, 12.0)), (0.5, (10.0, 10.75))])

@@ -80,6 +80,22 @@ def test_the_lag_is_the_age_of_the_oldest_record_that_is_not_on_disk():
     assert group_commit.lag_s(20.0) == 0.0
 
 
+def test_the_lag_of_a_failed_journal_counts_from_what_it_lost():
+    group_commit = GroupCommit(JournalState.OK)
+    group_commit.add([request_record(0)], [], 10.0)
+    failed = group_commit.next_batch(11.0)
+    group_commit.failed(failed.number, 12.0)
+    assert group_commit.lag_s(30.0) == 20.0
+    again = group_commit.begin_anew([request_record(0)], 30.0)
+    group_commit.failed(again.number, 31.0)
+    assert group_commit.lag_s(40.0) == 30.0, "another failure does not begin anew"
+    anew = group_commit.begin_anew([request_record(0)], 40.0)
+    group_commit.saved(anew.number)
+    assert (group_commit.state, group_commit.lag_s(41.0)) == (JournalState.OK, 0.0)
+    group_commit.lost(50.0)
+    assert group_commit.lag_s(53.0) == 3.0, "nothing waited"
+
+
 def test_records_gather_for_a_while_before_they_are_written():
     group_commit = GroupCommit(JournalState.OK)
     assert group_commit.is_settled

@@ -36,6 +36,7 @@ class Gauges:
         open_requests: by client.
         messages_dropped: by link.
         keys_unreadable: 1 or 0, by whose keys they are.
+        process_failures: by the kind of process.
         collectors: of metrics that only the process around the core can read.
     """
 
@@ -53,6 +54,7 @@ class Gauges:
     journal_batches: int
     journal_failures: int
     keys_unreadable: Mapping[str, int]
+    process_failures: Mapping[str, int]
     collectors: tuple[Collector, ...] = ()
 
 
@@ -156,6 +158,12 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
     yield _blocks(report)
     yield _gauge("baton_open_requests", "Requests that have not ended.", "client", gauges.open_requests)
     yield GaugeMetricFamily("baton_frontends", "Frontends that are connected.", value=gauges.num_frontends)
+    failures = CounterMetricFamily(
+        "baton_process_failures", "Times that a process beside the core ended by itself.", labels=["process"]
+    )
+    for kind in ("frontend", "worker"):
+        failures.add_metric([kind], gauges.process_failures.get(kind, 0))
+    yield failures
     dropped = CounterMetricFamily("baton_messages_dropped", "Malformed or foreign messages.", labels=["link"])
     for link, count in gauges.messages_dropped.items():
         dropped.add_metric([link], count)

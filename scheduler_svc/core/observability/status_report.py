@@ -34,12 +34,14 @@ class IoCounts:
         messages_dropped: by link.
         journal_bytes: length of the journal on disk.
         keys_unreadable: why the keys of `clients` and of `executors` cannot be read; empty if they can.
+        process_failures: how often processes beside the core ended by themselves, by their kind.
         collectors: of metrics, which are read at a scrape only.
     """
 
     messages_dropped: Mapping[str, int] = field(default_factory=dict)
     journal_bytes: int = 0
     keys_unreadable: Mapping[str, str] = field(default_factory=dict)
+    process_failures: Mapping[str, int] = field(default_factory=dict)
     collectors: tuple[Collector, ...] = ()
 
 
@@ -143,6 +145,7 @@ class StatusReporter:
             journal_batches=group_commit.num_batches,
             journal_failures=group_commit.num_failures,
             keys_unreadable={whose: int(bool(reason)) for whose, reason in io_counts.keys_unreadable.items()},
+            process_failures=io_counts.process_failures,
             collectors=io_counts.collectors,
         )
         return self._counters.metrics.text(gauges)

@@ -183,6 +183,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
         self._pieces: Iterator[AnyRecord] | None = None  # what a journal that is begun anew still lacks
         self._begun_at = float("-inf")  # when the last batch was handed over
         self._failed_at = self._retry_at = float("-inf")
+        self._behind_since: float | None = None  # when the oldest record came that the failed journal lacks
 
     @property
     def state(self) -> JournalState:
@@ -265,6 +266,7 @@ class GroupCommit(Generic[AnyAnnouncement]):
         if self._pieces is None:
             is_behind = self._entries and self._entries[0].is_told
             self._phase = JournalPhase.CATCHING_UP if is_behind else JournalPhase.RECORDING
+            self._behind_since = self._behind_since if is_behind else None
         return write.announcements
 
     def failed(self, number: int, now: float) -> list[AnyAnnouncement]:
@@ -301,7 +303,9 @@ class GroupCommit(Generic[AnyAnnouncement]):
             self._write.since = min(self._write.since + seconds, now)
 
     def lag_s(self, now: float) -> float:
-        """Age of the oldest record that is not on disk."""
+        """Age of the oldest record that is not on disk; while the journal fails, of the first one that it lost."""
+        if self._behind_since is not None:
+            return now - self._behind_since
         if self._write is not None and self._phase is not JournalPhase.STUCK:
             return now - self._write.oldest_at
         return now - self._entries[0].at if self._entries else 0.0
@@ -367,6 +371,9 @@ class GroupCommit(Generic[AnyAnnouncement]):
         self, write: _Write[AnyAnnouncement] | None, phase: JournalPhase, now: float, retry_at: float
     ) -> list[AnyAnnouncement]:
         """The journal does not work: release all announcements that wait. Returns them."""
+        if self._behind_since is None:
+            gathered_at = self._entries[0].at if self._entries else now
+            self._behind_since = gathered_at if write is None else write.oldest_at
         announcements = [*write.announcements] if write is not None else []
         for entry in self._entries:
             announcements += entry.announcements

@@ -61,9 +61,9 @@ def joined(hello: m.Hello, executor: ExecutorState) -> WriteLog:
     return log_line("info", "executor joined", **facts)
 
 
-def rejected(hello: m.Hello, reason: str) -> WriteLog:
+def rejected(executor: str, reason: str) -> WriteLog:
     """An executor may not join; it tries again and again."""
-    return WriteLog("warning", "executor rejected", {"executor": hello.executor, "reason": reason}, is_seldom=True)
+    return WriteLog("warning", "executor rejected", {"executor": executor, "reason": reason}, is_seldom=True)
 
 
 def ended(facts: Mapping[str, object], sequences_moved: int, *, is_failure: bool) -> WriteLog:
