@@ -44,7 +44,7 @@ from scheduler_svc.server.garbage import spare_the_old
 from scheduler_svc.server.journal import Journal, JournalError
 from scheduler_svc.server.kv_events import KvEventOptions
 from scheduler_svc.server.store_folder import StoreFolder
-from scheduler_svc.store_options import StoreOptions, store_options
+from scheduler_svc.store_options import StoreOptions, state_folder, store_options
 
 log = get_logger(__name__)
 
@@ -289,7 +289,7 @@ def _default_journal(listener: socket.socket | None, executor_endpoint: str) -> 
     """
     port = listener.getsockname()[1] if listener is not None else executor_endpoint.rpartition(":")[2]
     try:
-        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
+        folder = state_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (OSError, RuntimeError) as error:  # the latter for a user without a home
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else "the user has no home"

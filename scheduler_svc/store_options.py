@@ -1,5 +1,6 @@
 """Options of the store. The scheduler has them, and passes them on to its frontends and to the background worker."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -37,6 +38,12 @@ class StoreOptions:
         retention, limit = repr(self.retention_s / DAY_S), str(self.limit_bytes // MEGABYTE)
         arguments = [*folder, "--store-retention", retention, "--store-limit", limit]
         return [*arguments, *(["--store-durable"] if self.durable else [])]
+
+
+def state_folder() -> Path:
+    """Return the folder of this user for journals and stores that have no other place. Raises RuntimeError for a user
+    without a home."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
 
 
 def store_options(command: Callable[..., Any]) -> Callable[..., Any]:

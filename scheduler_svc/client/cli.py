@@ -20,6 +20,7 @@ COMMANDS = {  # name (also of its module, where the command is called `command`)
     "status": "Show the executors, the queue and the throughput.",
     "keeper": "Show what this machine's keeper keeps, or have it drop some.",
     "keys": "Make, list and revoke the keys of executors and clients.",
+    "store": "Back up what the service keeps, or restore it.",
     "drain": "Let an executor leave; its sequences go on elsewhere.",
     "ray": "Run a fleet on a Ray cluster.",
     "rollout": "Replace all executors, one by one, while they serve.",

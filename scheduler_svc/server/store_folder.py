@@ -13,13 +13,12 @@ from sqlite3 import Connection
 from common.logging import get_logger
 from common.socket_path import SocketPath
 from scheduler_svc.store import batches, owners, responses
-from scheduler_svc.store.database import FILE_NAMES, require_trusted
+from scheduler_svc.store.database import FILE_NAMES, SCHEDULER_LOCK, require_trusted
 from scheduler_svc.store.errors import StoreDamaged, StoreError
 from scheduler_svc.store.open_store import OpenStore
 from scheduler_svc.store.store_clock import StoreClock
 from scheduler_svc.store_options import WORKER_SOCKET
 
-LOCK_NAME = "scheduler.lock"
 LOCK_TIMEOUT_S = 15.0  # for a scheduler that was killed a moment ago
 RETRY_S = 0.1
 BACKLOG = 128
@@ -92,10 +91,10 @@ def _take_over(connection: Connection, client_ids: Mapping[str, str]) -> None:
 
 def _lock(folder: Path, is_stopping: Callable[[], bool]) -> int:
     """Lock the folder. The kernel releases the lock when the process dies, however it dies."""
-    require_trusted(folder, (LOCK_NAME, *FILE_NAMES))  # before anything is made there
+    require_trusted(folder, (SCHEDULER_LOCK, *FILE_NAMES))  # before anything is made there
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(folder / SCHEDULER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         reason = f"{error.strerror}; name another folder by --store"
         raise StoreError(f"store {folder} cannot be opened: {reason}") from error

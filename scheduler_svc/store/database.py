@@ -17,6 +17,7 @@ from scheduler_svc.store.schema import APPLICATION_ID, STEPS
 FILE_NAME = "store.db"
 USERS_NAME = f"{FILE_NAME}.users"  # locked by those who keep it open
 MARK_NAME = f"{FILE_NAME}.damaged"  # is there while a damaged one is still to be moved aside
+SCHEDULER_LOCK = "scheduler.lock"  # locked by the scheduler whose store it is
 FILE_NAMES = (*(FILE_NAME + suffix for suffix in ("", "-wal", "-shm", "-journal", ".lock")), USERS_NAME, MARK_NAME)
 BUSY_TIMEOUT_S = 10.0  # a writer waits that long for the transactions of others
 OPEN_TIMEOUT_S = 30.0  # for others that open or migrate the store
@@ -154,7 +155,26 @@ def _prepare(connection: Connection, path: Path, *, durable: bool) -> None:
     def pragma(text: str) -> Any:
         return connection.execute(f"PRAGMA {text}").fetchone()[0]
 
-    owner, version = pragma("application_id"), pragma("user_version")
+    version = version_of(connection, path)
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts before the first table only
+    if (mode := pragma("journal_mode = WAL")) != "wal":
+        raise StoreError(f"store {path}: its file system allows no write-ahead log (journal mode {mode})")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+    if version < len(STEPS):
+        _migrate(connection, version)
+    pragma(f"wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    pragma(f"journal_size_limit = {MAX_LOG_BYTES}")
+    pragma("secure_delete = FAST")  # some builds write zeros over each page that is freed
+
+
+def version_of(connection: Connection, path: Path) -> int:
+    """Return the version of a store's tables, 0 for an empty file.
+
+    Raises:
+        StoreDamaged: the tables are not those of its version.
+        StoreError: the file is another program's, or a newer release's.
+    """
+    owner, version = (connection.execute(f"PRAGMA {n}").fetchone()[0] for n in ("application_id", "user_version"))
     is_empty = not connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
     if not (owner == APPLICATION_ID or (owner == 0 and is_empty)):
         raise StoreError(f"{path} is another program's database; name another folder")
@@ -165,15 +185,7 @@ def _prepare(connection: Connection, path: Path, *, durable: bool) -> None:
         )
     if version < 0 or (version == 0) != is_empty or _schema(connection) != _schema_of(version):
         raise StoreDamaged(f"store {path} is damaged: its tables are not those of version {version}")
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts before the first table only
-    if (mode := pragma("journal_mode = WAL")) != "wal":
-        raise StoreError(f"store {path}: its file system allows no write-ahead log (journal mode {mode})")
-    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-    if version < len(STEPS):
-        _migrate(connection, version)
-    pragma(f"wal_autocheckpoint = {CHECKPOINT_PAGES}")
-    pragma(f"journal_size_limit = {MAX_LOG_BYTES}")
-    pragma("secure_delete = FAST")  # some builds write zeros over each page that is freed
+    return int(version)
 
 
 def _migrate(connection: Connection, version: int) -> None:

@@ -1,0 +1,86 @@
+"""`baton store`: copies of what the service keeps, from its files and without it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from scheduler_svc.client.errors import EXIT_CODES_HELP
+from scheduler_svc.client.output import say
+from scheduler_svc.store_options import state_folder
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--store` and `--port`."""
+    folder = click.option("--store", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+                          help="The service's store.  [default: journal-PORT.store in "
+                          "$XDG_STATE_HOME/baton]")  # fmt: skip
+    port = click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535),
+                        help="Of the service, if it has neither --store nor --journal.")  # fmt: skip
+    return folder(port(command))
+
+
+@click.group(epilog=EXIT_CODES_HELP)
+def command() -> None:
+    """Back up what the service keeps, or restore it.
+
+    That is responses, files and batches. Both work on this machine's files, as the user that the service runs as. The
+    folder of a service's store is in its log (`core started`), and beside the journal if none was named.
+
+    \b
+    Example:
+      baton store backup baton-2026-11-29.db                         while the service runs, or not
+      baton store restore baton-2026-11-29.db                        while it does not
+    """
+
+
+@command.command(epilog=EXIT_CODES_HELP)
+@click.argument("file", type=_FILE)
+@folder_options
+def backup(*, file: Path, folder: Path | None, port: int) -> None:
+    """Copy the store into a new FILE, as it is in one moment, while the service runs.
+
+    The copy is checked. It holds conversations in the clear, and only this user may read it. API keys, whose ids own
+    what is in it, are in another file (baton keys): keep a copy of that, too.
+    """
+    from scheduler_svc.store.backup import back_up  # noqa: PLC0415  (--help needs no sqlite3)
+
+    folder = folder or _default_folder(port)
+    say(f"{file} has the store in {folder}: {_told(lambda: back_up(folder, file))}")
+
+
+@command.command(epilog=EXIT_CODES_HELP)
+@click.argument("file", type=_FILE)
+@folder_options
+def restore(*, file: Path, folder: Path | None, port: int) -> None:
+    """Make the store of a service that does not run from the backup FILE.
+
+    A folder that has a store is left alone: move it away before. Batches and responses in the background that were open
+    go on at the next start.
+    """
+    from scheduler_svc.store.backup import restore as restored  # noqa: PLC0415  (--help needs no sqlite3)
+
+    folder = folder or _default_folder(port)
+    say(f"{folder} has the store in {file}: {_told(lambda: restored(file, folder))}; start the service")
+
+
+def _default_folder(port: int) -> Path:
+    try:
+        return state_folder() / f"journal-{port}.store"
+    except RuntimeError as error:
+        raise click.UsageError("this user has no home; name the folder by --store") from error
+
+
+def _told(work: Callable[[], dict[str, int]]) -> str:
+    """Do the work, and return what it copied, for people."""
+    from scheduler_svc.store.errors import StoreError  # noqa: PLC0415  (not for --help)
+
+    try:
+        counts = work()
+    except StoreError as error:
+        raise click.ClickException(str(error)) from error
+    num_bytes = counts.pop("bytes")
+    return ", ".join([f"{num_bytes / 1e6:.1f} MB", *(f"{count} {name}" for name, count in counts.items())])
