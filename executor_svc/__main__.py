@@ -278,7 +278,7 @@ def main(
 def _import_packages(device: str) -> None:
     """Import what computes, which takes seconds, or end with one line that says how to install it."""
     try:
-        require_executor("computing", device=device)
+        require_executor("an executor", device=device)
         import safetensors  # noqa: F401, PLC0415
         import torch  # noqa: F401, PLC0415
     except BatonError as error:

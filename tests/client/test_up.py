@@ -312,7 +312,17 @@ def test_a_second_ctrl_c_kills(start_up):
     ("redirection", "shown"), [("2>&-", ""), ("2>&- >&-", ""), ("<&-", "there is no folder /nowhere")]
 )
 def test_it_needs_no_streams(redirection, shown):
-    command = [sys.executable, "-m", "scheduler_svc.client.cli", "up", *ports(), "--model", "/nowhere", "--no-keep"]
+    command = [
+        sys.executable,
+        "-m",
+        "scheduler_svc.client.cli",
+        "up",
+        *ports(),
+        "--model",
+        "/nowhere",
+        "--executors",
+        "0",
+    ]
     ended = subprocess.run(
         ["sh", "-c", f'exec "$@" {redirection}', "sh", *command], capture_output=True, text=True, check=False
     )
@@ -355,6 +365,7 @@ def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reas
     assert "started again" not in ended.stderr
 
 
+@needs_torch
 def test_an_error_that_click_writes_in_a_child_names_the_command(tmp_path):
     """Only what the parent cannot check gets there: here a variable of the environment."""
     command = [

@@ -12,6 +12,7 @@ import pytest
 
 from common.exit_codes import EXIT_USAGE
 from common.installation import DISTRIBUTION, PACKAGES
+from scheduler_svc.client.processes.local_fleet import free_ports
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,6 +33,8 @@ def run(code, *paths, cwd=ROOT):
 def command(module, *arguments, without=()):
     """A program that runs a command where packages are missing."""
     missing = "".join(f"sys.modules[{name!r}] = None; " for name in without)
+    if "up" in arguments:
+        arguments += tuple(word for option in ("--port", "--executor-port") for word in (option, str(free_ports(1)[0])))
     return f"import sys; {missing}from {module} import main; main({list(arguments)!r})"
 
 
@@ -46,14 +49,19 @@ def distribution(folder, name, **files):
 @pytest.mark.parametrize(
     ("program", "subject", "missing", "extra"),
     [
-        (command("scheduler_svc.client.cli", "up", without=["torch"]), "baton up", "torch", "executor"),
-        (command("scheduler_svc.client.cli", "demo", without=["safetensors"]), "baton demo", "safetensors", "executor"),
+        (command("scheduler_svc.client.cli", "up", without=["torch"]), "an executor", "torch", "executor"),
+        (
+            command("scheduler_svc.client.cli", "demo", without=["safetensors"]),
+            "an executor",
+            "safetensors",
+            "executor",
+        ),
         (
             command("scheduler_svc.client.cli", "up", "--device", "cuda", without=["torch", "triton"]),
-            *("baton up", "torch and triton", "executor,gpu"),
+            *("an executor", "torch and triton", "executor,gpu"),
         ),
-        (command("executor_svc.__main__", without=["torch"]), "computing", "torch", "executor"),
-        (command("executor_svc.__main__", "--device", "cuda", without=["triton"]), "computing", "triton", "gpu"),
+        (command("executor_svc.__main__", without=["torch"]), "an executor", "torch", "executor"),
+        (command("executor_svc.__main__", "--device", "cuda", without=["triton"]), "an executor", "triton", "gpu"),
     ],
     ids=["up", "demo", "up on a GPU", "executor", "executor on a GPU"],
 )

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from common.errors import BatonError
-from common.installation import require_executor
 from scheduler_svc.client.commands.executor_options import num_cpus
-from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED, FleetMisconfigured
+from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.output import say
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
@@ -39,10 +37,6 @@ def command(ctx: click.Context, *, max_tokens: int) -> None:
     Example:
       baton demo
     """
-    try:
-        require_executor("baton demo")
-    except BatonError as error:
-        raise FleetMisconfigured(str(error)) from error
     port, executor_port = free_ports(2)
     threads = max(1, num_cpus() // 2)  # an executor that starts computes, too
     keeps = sys.platform == "linux"

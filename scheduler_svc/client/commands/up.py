@@ -14,9 +14,7 @@ from types import FrameType
 
 import click
 
-from common.errors import BatonError
 from common.exit_codes import EXIT_USAGE, exit_code_of
-from common.installation import require_executor
 from common.keeper_socket import default_socket
 from common.model_files import model_name
 from scheduler_svc.api_key_options import API_KEYS_VARIABLE, api_key_options, plain_keys, require_keys_or_consent
@@ -129,11 +127,6 @@ def command(
     if keys := _plain_keys(api_key_file, with_own=not no_api_keys):
         os.environ[API_KEYS_VARIABLE] = ",".join(keys)  # for the scheduler, which must not show it in `ps`
     require_keys_or_consent(api_keys_file, no_api_keys, journal and journal.parent)
-    try:
-        if executors.count:
-            require_executor("baton up", device="cuda" if "cuda" in executors.arguments else None)
-    except BatonError as error:
-        raise FleetMisconfigured(str(error)) from error
     logs = words(log_level=log_level, log_format=log_format)
     flags = {"--no-api-keys": no_api_keys, "--no-journal": no_journal, "--no-store": no_store}
     without = [flag for flag, is_said in flags.items() if is_said]

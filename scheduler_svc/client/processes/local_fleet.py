@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from common.installation import hide_working_folder
+from common.errors import BatonError
+from common.installation import hide_working_folder, require_executor
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.child import Child, ChildEnd, end_children, wait_children
 from scheduler_svc.client.processes.keeper import keeper_listens, parent_of, pool_holders
@@ -34,6 +35,7 @@ _REASON_LINES = 5  # that say why, at most
 _NO_REASON = re.compile(r"""(\blevel=|"level": ?")(debug|info)\b|^$|^Usage: |^Try '.* --help' for help\.$""")
 _POLL_INTERVAL_S = 0.05
 _HAND_OVER_S = 0.05  # from a process's end until the keeper has given its pool to a standby
+_EXECUTOR = (sys.executable, "-m", "executor_svc")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class FleetSpec:
     executor_options: tuple[str, ...] = ()
     scheduler_command: tuple[str, ...] = (sys.executable, "-m", "scheduler_svc")
     keeper_command: tuple[str, ...] = (sys.executable, "-m", "keeper_svc")
-    executor_command: tuple[str, ...] = (sys.executable, "-m", "executor_svc")
+    executor_command: tuple[str, ...] = _EXECUTOR
 
     @property
     def connect_host(self) -> str:
@@ -132,10 +134,18 @@ class LocalFleet:
     Args:
         spec: what to start.
         log_dir: folder for each child's output, `NAME.log`; None passes the output on to this process's stderr.
+
+    Raises:
+        FleetMisconfigured: executors are to start, and a package that they need is missing.
     """
 
     def __init__(self, spec: FleetSpec, log_dir: Path | None = None) -> None:
         hide_working_folder()
+        if spec.executors + spec.standbys and spec.executor_command == _EXECUTOR:
+            try:
+                require_executor("an executor", device="cuda" if "cuda" in spec.executor_options else None)
+            except BatonError as error:
+                raise FleetMisconfigured(str(error)) from error
         self.spec = spec
         self._log_dir = log_dir
         self._children: dict[str, Child] = {}
