@@ -19,11 +19,13 @@ class RequestRejected(BatonError):
     Args:
         message: what is wrong, with the value and the limit.
         code: a stable machine-readable word (`context_length_exceeded`, `invalid_value`, `queue_full`, ...).
+        retry_after_s: seconds after which the same request may be taken; 0 where that is not known.
     """
 
-    def __init__(self, message: str, code: str = "invalid_value") -> None:
+    def __init__(self, message: str, code: str = "invalid_value", retry_after_s: int = 0) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class CheckpointError(BatonError):

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +18,8 @@ from msgspec import Meta
 
 from common.errors import BatonError
 from common.trust import why_changeable, why_foreign
+
+Limit = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 KEY_PREFIX = "sk-baton-"
 UNNAMED_PREFIX = "env-"
@@ -38,23 +41,28 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         sha256: of the key, in hex.
         created: in UTC, ISO 8601.
         max_open_requests: how many its client may have at once, 0 for no limit.
+        requests_per_minute, tokens_per_minute: that its client may ask for, 0 for no limit.
         admin: the client may do everything.
         metrics: the client may read /status and /metrics.
         min_priority: the lowest priority value, which is served earliest, that its requests may have.
         cache_group: clients of one group share cached prefixes, and could find out by timing what the others send;
             None shares with no other client.
         id: of its client, where that is another key's: see `client_id`.
+        expires: when it is accepted no longer, as `created`; None for never.
     """
 
     name: Annotated[str, Meta(pattern=NAME_PATTERN)]
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     created: str
-    max_open_requests: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    max_open_requests: Limit = 0
     admin: bool = False
     metrics: bool = False
     min_priority: Annotated[int, Meta(ge=-100, le=0)] = 0
     cache_group: Annotated[str, Meta(pattern=NAME_PATTERN)] | None = None
     id: Annotated[str, Meta(pattern=rf"^[0-9a-f]{{{ID_DIGITS}}}\Z")] | None = None
+    requests_per_minute: Limit = 0
+    tokens_per_minute: Limit = 0
+    expires: Annotated[datetime, Meta(tz=True)] | None = None
 
     @property
     def client_id(self) -> str:

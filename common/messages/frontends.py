@@ -29,6 +29,28 @@ class FrontendHello(Message, frozen=True, tag="hello"):
     pid: Count
 
 
+Tokens = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Charge(Message, frozen=True):
+    """What an HTTP request is counted as when the core accepts its first prompt.
+
+    Attributes:
+        tokens: of all its prompts and of their answers at their longest (`Submit.most_tokens`).
+        requests_per_minute, tokens_per_minute: limits of the API key that it came with, 0 for none
+            (`rate_limit_exceeded` beyond).
+    """
+
+    tokens: Tokens
+    requests_per_minute: Count = 0
+    tokens_per_minute: Count = 0
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the API key has such limits: then RateLimits answers."""
+        return bool(self.requests_per_minute or self.tokens_per_minute)
+
+
 class Submit(Message, frozen=True, tag="submit"):
     """A request with its prompt as token ids. Answered by Accepted, if it streams, and by Outputs that end with one
     terminal delta a sequence.
@@ -50,6 +72,8 @@ class Submit(Message, frozen=True, tag="submit"):
         may_shorten: whether `max_tokens` is only as much as may fit, because the client asked for no number: then less
             is given where an executor's pool holds less.
         client_name: of the API key, for people.
+        charge: what its HTTP request is counted as; None if it is not the first prompt of that. Its frontend sends the
+            other prompts once this one is accepted.
     """
 
     request_id: RequestId
@@ -66,6 +90,13 @@ class Submit(Message, frozen=True, tag="submit"):
     is_resumable: bool = False
     may_shorten: bool = False
     client_name: ClientName = ""
+    charge: Charge | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of its prompt, and of its answers if they have `max_tokens` each."""
+        num_prompt = len(self.prompt) // 4
+        return num_prompt if self.params.pooling != "none" else num_prompt + self.n * self.params.max_tokens
 
 
 class Revoke(Message, frozen=True, tag="revoke"):
@@ -221,6 +252,7 @@ class TokenDelta(Message, frozen=True):
             order and before the first generated token.
         pooled: float32, the request's pooled result (`SamplingParams.pooling`): in the one delta that ends it with
             `stop`, which has no tokens.
+        retry_after_s: as in RequestRejected, of a refused Submit.
     """
 
     request_id: RequestId
@@ -236,6 +268,7 @@ class TokenDelta(Message, frozen=True):
     prompt_logprob_ids: bytes = b""
     prompt_logprobs: bytes = b""
     pooled: bytes = b""
+    retry_after_s: Count = 0
 
 
 class Outputs(Message, frozen=True, tag="outputs"):
@@ -260,6 +293,33 @@ class Accepted(Message, frozen=True, tag="accepted"):
     """
 
     request_ids: Annotated[tuple[RequestId, ...], Meta(max_length=MAX_ACCEPTED_A_MESSAGE)]
+
+
+class Rate(Message, frozen=True):
+    """A client's limit of a minute.
+
+    Attributes:
+        remaining: that it may ask for now.
+        reset_s: seconds until it may ask for all again, if it asks for nothing before.
+    """
+
+    limit: Count
+    remaining: Count
+    reset_s: Annotated[float, Meta(ge=0.0)]
+
+
+class RateLimits(Message, frozen=True, tag="rates"):
+    """What a client has left of its limits: answer to each Submit with a Charge that has some, before anything else of
+    it. If it was refused, why follows.
+
+    Attributes:
+        requests, tokens: None without a limit.
+    """
+
+    request_id: RequestId
+    is_accepted: bool
+    requests: Rate | None = None
+    tokens: Rate | None = None
 
 
 class Attached(Message, frozen=True, tag="attached"):
@@ -299,4 +359,6 @@ class Metrics(Message, frozen=True, tag="metrics"):
     text: bytes
 
 
-CoreToFrontend = FleetState | Accepted | Outputs | Attached | Status | Metrics | DrainReply | Life | BlockHolders | View
+CoreToFrontend = (
+    FleetState | Accepted | RateLimits | Outputs | Attached | Status | Metrics | DrainReply | Life | BlockHolders | View
+)

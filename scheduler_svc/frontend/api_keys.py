@@ -4,6 +4,7 @@ import hmac
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from common.logging import get_logger
@@ -29,6 +30,8 @@ class ApiClient:
         min_priority: the lowest priority value that its requests may have.
         cache_domain: cached prefixes are shared within it only; empty without keys.
         sha256: of the key that was sent; empty without one. A client may have two.
+        requests_per_minute, tokens_per_minute: that it may ask for, 0 for no limit.
+        expires_at: in seconds since 1970, infinity for never.
     """
 
     id: str
@@ -39,6 +42,14 @@ class ApiClient:
     min_priority: int = -MAX_PRIORITY
     cache_domain: str = ""
     sha256: str = field(default="", repr=False)
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    expires_at: float = inf
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether its key is accepted no longer."""
+        return time.time() >= self.expires_at
 
 
 class ApiKeys:
@@ -75,7 +86,16 @@ class ApiKeys:
         return frozenset(client.id for client in self._clients)
 
     def client_of(self, key: str) -> ApiClient | None:
-        """The client with this key; None if there is none."""
+        """The client with this key; None if there is none, or it has expired."""
+        found = self._client_of(key)
+        return None if found is None or found.has_expired else found
+
+    def expired_client_of(self, key: str) -> ApiClient | None:
+        """The client whose key this was until it expired; None if it is no such key."""
+        found = self._client_of(key)
+        return found if found is not None and found.has_expired else None
+
+    def _client_of(self, key: str) -> ApiClient | None:
         self._reload_if_due()
         sent, found = digest(key), None
         for client in self._clients:  # all of them, so that the time this takes tells nothing about any key
@@ -84,17 +104,19 @@ class ApiKeys:
         return found
 
     def has(self, client: ApiClient) -> bool:
-        """Tell whether the key with which a client came is still there, with the same rights."""
+        """Tell whether the key with which a client came is still there, with the same rights, and has not expired."""
         self._reload_if_due()
-        return not self.are_required or client in self._clients
+        return not self.are_required or (client in self._clients and not client.has_expired)
 
     def of_id(self, client_id: str) -> ApiClient | None:
-        """Find the client with this id, for what it has left to be done; None if it has no key. Without keys there is
-        one client, whose id is empty. Of several keys the newest says what the client may do."""
+        """Find the client with this id, for what it has left to be done; None if it has no key, or none that has not
+        expired. Without keys there is one client, whose id is empty. Of several keys the newest says what the client
+        may do."""
         if not self.are_required:
             return ApiClient("", "", 0, is_admin=False, may_read_status=False) if not client_id else None
         self._reload_if_due()
-        return next((client for client in reversed(self._clients) if client.id == client_id), None)
+        own = (client for client in reversed(self._clients) if client.id == client_id and not client.has_expired)
+        return next(own, None)
 
     def newly_revoked(self) -> list[ApiClient]:
         """Return the clients whose keys were there, and were missing when the file was read whole, and again
@@ -152,4 +174,7 @@ def _client_of(key: ApiKey) -> ApiClient:
         min_priority=-MAX_PRIORITY if key.admin else key.min_priority,
         cache_domain=f"key {key.client_id}" if key.cache_group is None else f"group {key.cache_group}",
         sha256=key.sha256,
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_minute=key.tokens_per_minute,
+        expires_at=inf if key.expires is None else key.expires.timestamp(),
     )

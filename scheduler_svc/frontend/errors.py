@@ -21,6 +21,7 @@ _STATUS_OF_CODE = {
     "tokenizer_changed": 409,
     "queue_full": 429,
     "too_many_requests": 429,
+    "rate_limit_exceeded": 429,
     "cancelled": CLIENT_CLOSED_REQUEST,
     "internal_error": 500,
     "unavailable": 503,
@@ -92,7 +93,10 @@ class ApiError(Exception):
         message = str(rejected)
         if rejected.code == "request_exists" and request_id:
             message = f"There is a request {request_id!r} already: its 'request_id' is in use."
-        return cls(status, message, code=rejected.code, retry=status in (429, 503))
+        error = cls(status, message, code=rejected.code, retry=status in (429, 503))
+        if rejected.retry_after_s:
+            error.headers["retry-after"] = str(rejected.retry_after_s)
+        return error
 
     def body(self) -> bytes:
         """The JSON body of the answer, in OpenAI's shape."""

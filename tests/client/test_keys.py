@@ -3,9 +3,12 @@
 import json
 import multiprocessing
 import os
+import re
 import stat
 import subprocess
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -333,3 +336,52 @@ def test_another_user_is_told_whose_the_folder_is():
         root.chmod(0o755)
         done = by_service(UID, "main(['keys', 'list', *sys.argv[1:]])", "--dir", home / "keys" / "x" / "y")
         assert "there is no folder" in done.stderr, "which is said of what is missing only"
+
+
+def test_limits_of_a_minute_and_an_end(keys, root):
+    limits = ("--requests-per-minute", "60", "--tokens-per-minute", "100000")
+    key = keys("api", "alice", *limits, "--expires", "90d").stdout.strip()
+    path = root / "scheduler" / "api-keys.json"
+    found = ApiKeys(path=path).client_of(key)
+    assert (found.requests_per_minute, found.tokens_per_minute) == (60, 100000)
+    assert timedelta(days=89) < datetime.fromtimestamp(found.expires_at, UTC) - datetime.now(UTC) < timedelta(days=90)
+    keys("api", "bob")
+    alice, bob = json.loads(keys("list", "--json").stdout)
+    assert (alice["requests_per_minute"], alice["tokens_per_minute"]) == (60, 100000)
+    assert datetime.fromisoformat(alice["expires"]).timestamp() == found.expires_at
+    assert (bob["requests_per_minute"], bob["tokens_per_minute"], bob["expires"]) == (0, 0, "")
+    _, first, second = keys("list").stdout.splitlines()
+    assert f"  {alice['expires'][:10]}  no limit       60            100000      -  " in first
+    assert "  -           no limit       no limit      no limit    -  " in second
+    assert "--expires says when the new one does" in refusal(keys("api", "alice", "--rotate"))
+    again = keys("api", "alice", "--rotate", "--expires", "never", "--requests-per-minute", "0").stdout.strip()
+    found = ApiKeys(path=path).client_of(again)
+    assert (found.requests_per_minute, found.tokens_per_minute, found.expires_at) == (0, 100000, inf)
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        ("2999-03-01", datetime(2999, 3, 1, tzinfo=UTC)),
+        ("2999-03-01T12:30", datetime(2999, 3, 1, 12, 30, tzinfo=UTC)),
+        ("2999-03-01T12:30:00+02:00", datetime(2999, 3, 1, 10, 30, tzinfo=UTC)),
+    ],
+)
+def test_moments_at_which_keys_expire(keys, root, when, expected):
+    key = keys("api", "alice", "--expires", when).stdout.strip()
+    assert ApiKeys(path=root / "scheduler" / "api-keys.json").client_of(key).expires_at == expected.timestamp()
+
+
+@pytest.mark.parametrize("when", ["", "soon", "90", "90y", "1e3d", "2027-13-01", "9999999d", "0d", "2020-01-01"])
+def test_what_is_no_moment_to_come_makes_no_key(keys, root, when):
+    refused = keys("api", "alice", "--expires", when)
+    assert refused.exit_code == 2
+    assert "is over" in refused.stderr if when in ("0d", "2020-01-01") else "is no time: write 90d" in refused.stderr
+    assert not (root / "scheduler" / "api-keys.json").exists()
+
+
+def test_a_key_that_has_expired_is_listed_as_that(keys, root):
+    keys("api", "alice", "--expires", "12h")
+    path = root / "scheduler" / "api-keys.json"
+    path.write_text(re.sub(r'"expires": ".*?"', '"expires": "2020-01-01T00:00:00Z"', path.read_text()))
+    assert "  expired  " in keys("list").stdout

@@ -32,6 +32,7 @@ def test_every_message_has_its_row(message):
     "part",
     [
         *(m.SamplingParams, m.Constraints, m.LaneStart, m.Pool, m.TokenDelta, m.TaskState, m.BlockChanges),
+        *(m.Charge, m.Rate),
         *(m.PoolKind, m.WeightsKind, m.KeptPool, m.KeptWeights),
     ],
     ids=lambda part: part.__name__,

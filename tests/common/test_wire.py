@@ -65,6 +65,7 @@ def test_round_trip_of_every_message(direction):
             prompt=b"abcd",
             params=m.SamplingParams(max_tokens=3, top_p=0.5, logprobs=2, prompt_logprobs=3, constraints=CONSTRAINTS),
             n=2,
+            charge=m.Charge(tokens=2**41, tokens_per_minute=5),
         ),
         m.Revoke: m.Revoke(client="a"),
         m.Attach: m.Attach(request_id="r"),
@@ -75,6 +76,7 @@ def test_round_trip_of_every_message(direction):
         m.Outputs: m.Outputs(
             number=3, deltas=(m.TokenDelta(request_id="r", index=0, token_ids=b"", finish_reason="stop"),)
         ),
+        m.RateLimits: m.RateLimits(request_id="r", is_accepted=True, tokens=m.Rate(limit=5, remaining=4, reset_s=12.5)),
         m.Accepted: m.Accepted(request_ids=("r", "s")),
         m.Attached: m.Attached(request_id="r", found=True, prompt=b"abcd", n=2, context=b"x"),
         m.DrainReply: m.DrainReply(query_id=1, epoch=0, refusal="x"),

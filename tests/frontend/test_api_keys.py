@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import socket
+from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 
 import httpx
@@ -156,6 +158,39 @@ def test_a_second_key_is_the_same_client(file, clock):
     assert revoked_in(keys, clock, 30) == []
 
 
+def at(seconds):
+    """A moment of the test's clock, as the file has it."""
+    return datetime.fromtimestamp(1.8e9 + seconds, UTC)
+
+
+def test_a_key_that_has_expired_lets_nobody_in_and_ends_nothing(file, clock):
+    """What its client has is deleted once an operator revokes it; to forget to renew a key is not that."""
+    write(file, entry("alice", ALICE, expires=at(100)), entry("bob", BOB))
+    keys = ApiKeys(path=file)
+    alice = keys.client_of(ALICE)
+    assert (keys.of_id(alice.id), keys.expired_client_of(ALICE)) == (alice, None)
+    clock.now = 100
+    assert (keys.client_of(ALICE), keys.of_id(alice.id), keys.has(alice)) == (None, None, False)
+    assert keys.expired_client_of(ALICE) == alice
+    assert keys.expired_client_of(BOB) is keys.expired_client_of("x") is None
+    assert revoked_in(keys, clock, 30) == []
+    assert alice.id in keys.known_ids()
+    write(file, entry("alice", ALICE, expires=at(100)), entry("alice", new_key(), id=alice.id))
+    clock.now += 1.5
+    assert keys.of_id(alice.id).expires_at == inf, "of two keys the one that has not expired"
+
+
+def test_who_comes_with_a_key_that_has_expired_is_told_so(guarded):
+    write(guarded.key_file, entry("alice", ALICE), entry("bob", BOB, expires=datetime(2026, 1, 1, tzinfo=UTC)))
+
+    def message(headers):
+        return assert_openai_shape(httpx.get(f"{guarded.url}/v1/models", headers=headers), 401)["message"]
+
+    for headers in (bearer(BOB), {"x-api-key": BOB}):
+        eventually(lambda sent=headers: "'bob' expired at 2026-01-01T00:00:00+00:00" in message(sent), 5)
+    assert httpx.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
+
+
 def test_a_key_is_there_as_long_as_it_is_itself_with_its_rights(file, clock):
     """For what goes on while a connection is open; the other key of its client is another one."""
     first = entry("alice", ALICE)
@@ -302,6 +337,10 @@ def test_files_that_cannot_be_used(file):
         json.dumps(changed(max_open_requests=2**31)).encode(),
         json.dumps(changed(admin="yes")).encode(),
         json.dumps(changed(metrics=1)).encode(),
+        json.dumps(changed(tokens_per_minute=-1)).encode(),
+        json.dumps(changed(requests_per_minute="1")).encode(),
+        json.dumps(changed(expires="2027-01-01T00:00:00")).encode(),
+        json.dumps(changed(expires="soon")).encode(),
         json.dumps(changed(unknown=1)).encode(),
     ):
         file.write_bytes(content)

@@ -14,14 +14,15 @@ from pydantic_core import PydanticUndefined
 from scheduler_svc.frontend.errors import _STATUS_OF_CODE
 from scheduler_svc.frontend.http.callers import PROXY_HEADERS, PROXY_PREFIX
 from scheduler_svc.frontend.http.openapi import OPENAPI_PATHS, OPERATIONS
+from scheduler_svc.frontend.http.rate_limit_headers import ANTHROPIC_HEADERS
 from scheduler_svc.frontend.requests.batches.schemas import BatchRequest
-from scheduler_svc.frontend.requests.body import _CODE_OF_PYDANTIC_TYPE
 from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
 from scheduler_svc.frontend.requests.off_values import OffForAll, OffForChats, OffForCompletions, OffForMessages
 from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest, RerankRequest, ScoreRequest
 from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
 from scheduler_svc.frontend.requests.sampling import SamplingFields
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from scheduler_svc.frontend.requests.validation import _CODE_OF_PYDANTIC_TYPE
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text()
@@ -32,6 +33,7 @@ STANDARD_HEADERS = {
     *("authorization", "content-type", "content-encoding", "last-event-id", "retry-after", "www-authenticate", "allow"),
     *("cache-control", "connection", "request-id", "traceparent", "tracestate", "host", "origin", "sec-fetch-site"),
 }
+STANDARD_HEADERS |= {name for names in ANTHROPIC_HEADERS for name in names}
 # Proxies'; one of the page for people; keys of JSON schemas and of OpenAPI.
 NOT_OURS = PROXY_HEADERS | {PROXY_PREFIX, "x-content-type-options", "x-guidance", "x-event-data"}
 TABLES = {

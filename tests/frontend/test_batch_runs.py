@@ -310,7 +310,10 @@ async def test_a_line_that_is_refused_in_part_is_sent_until_it_has_room(tmp_path
     assert (batch.completed, batch.failed) == (1, 0)
 
 
-@pytest.mark.parametrize("code", ["queue_full", "too_many_requests", "unavailable", "capacity_lost"])
+CODES_THAT_PASS = ("queue_full", "too_many_requests", "rate_limit_exceeded", "unavailable", "capacity_lost")
+
+
+@pytest.mark.parametrize("code", CODES_THAT_PASS)
 @in_event_loop
 async def test_what_passes_is_no_answer(tmp_path, tokenizer, code):
     """The line is sent again, until the core takes it."""

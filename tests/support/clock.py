@@ -12,3 +12,7 @@ class Clock:
     def monotonic(self) -> float:
         """The time."""
         return self.now
+
+    def time(self) -> float:
+        """Seconds since 1970."""
+        return 1.8e9 + self.now

@@ -37,6 +37,7 @@ class Service:
         logprobs: tokens and log-probabilities that came with the tokens, one after the other.
         prompt_logprobs: likewise, of the prompt; all of a sequence come before its first token.
         pooled: results, each with the model that is named.
+        refusals: by request, what the error of its last delta that had one says, and when to ask again.
     """
 
     def __init__(self, journal: JournalState = JournalState.OFF, step_s: float = 0.0, **config: Any) -> None:
@@ -52,6 +53,7 @@ class Service:
         self.prompt_logprobs: dict[Key, list[tuple[int, float]]] = {}
         self.endings: dict[Key, str] = {}
         self.pooled: dict[Key, tuple[bytes, str]] = {}
+        self.refusals: dict[str, tuple[str, int]] = {}
         self._plans: deque[tuple[bytes, m.Plan]] = deque()
 
     def do(self, actions: list[Action]) -> None:
@@ -172,6 +174,8 @@ class Service:
         if delta.pooled:
             assert (delta.finish_reason, delta.token_ids, key in self.pooled) == ("stop", b"", False)
             self.pooled[key] = delta.pooled, delta.model
+        if delta.error:
+            self.refusals[delta.request_id] = delta.error, delta.retry_after_s
         if delta.finish_reason is not None:
             self.endings[key] = delta.code or delta.finish_reason
 

@@ -1,7 +1,9 @@
 """`baton keys`: who may connect as an executor, and who may send requests."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,13 @@ from scheduler_svc.client.output import say
 
 if TYPE_CHECKING:
     from scheduler_svc.client.keys.key_ring import Entry, KeyRing
+
+_SPAN = re.compile(r"([0-9]{1,6})([mhd])", re.ASCII)
+HEADS = (
+    *("KIND", "NAME", "MADE", "EXPIRES"),
+    *("OPEN REQUESTS", "REQUESTS/MIN", "TOKENS/MIN", "RIGHTS", "KEY", "ID"),
+)
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 class KeysError(click.ClickException):
@@ -47,7 +56,7 @@ def command() -> None:
     Example:
       baton keys init                           once; then, for each machine with executors:
       baton keys executor gpu-1                 copy baton-keys/executors/gpu-1 to it
-      baton keys api alice --max-open-requests 64
+      baton keys api alice --max-open-requests 64 --tokens-per-minute 100000 --expires 90d
       baton keys api alice --rotate             later: a second key; then: baton keys revoke alice --old
       baton-scheduler --executor-endpoint tcp://0.0.0.0:5555 \\
         --curve-keys baton-keys/scheduler --api-keys baton-keys/scheduler/api-keys.json
@@ -89,6 +98,11 @@ def executor(*, name: str, root: Path) -> None:
 @command.command(epilog=EXIT_CODES_HELP)
 @click.argument("name")
 @click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="Open at once; 0 is no limit.")
+@click.option("--requests-per-minute", default=0, type=click.IntRange(0, 2**31 - 1), help="0 is no limit.")
+@click.option("--tokens-per-minute", default=0, type=click.IntRange(0, 2**31 - 1), help="Of prompts, and of answers as "
+              "long as they may become; what they do not become is given back. 0 is no limit.")  # fmt: skip
+@click.option("--expires", metavar="WHEN", callback=lambda _, __, when: _moment(when), help="Accept the key only until "
+              "90d, 12h, 2027-03-01 or 2027-03-01T12:00 (UTC), or for ever (never).  [default: never]")  # fmt: skip
 @click.option("--metrics/--no-metrics", help="May read /status and /metrics (baton status, Prometheus).")
 @click.option("--admin/--no-admin", help="As --metrics; may also drain executors (baton drain, baton rollout).")
 @click.option("--min-priority", default=0, type=click.IntRange(-100, 0), show_default=True,
@@ -162,17 +176,39 @@ def _key_ring(root: Path) -> Iterator["KeyRing"]:
         raise KeysError(why_not(error)) from error
 
 
+def _moment(when: str | None) -> datetime | None:
+    """Read what `--expires` says, None for never. Raises BadParameter."""
+    if when is None or when == "never":
+        return None
+    now = datetime.now(UTC)
+    try:
+        if span := _SPAN.fullmatch(when):
+            moment = now + timedelta(**{_UNITS[span[2]]: int(span[1])})
+        else:
+            moment = datetime.fromisoformat(when)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{when!r} is no time: write 90d, 12h, 2027-03-01, 2027-03-01T12:00 or never"
+        ) from None
+    if moment <= now:
+        raise click.BadParameter(f"{when} is over")
+    return moment.astimezone(UTC).replace(microsecond=0)
+
+
 def _print_table(entries: Sequence["Entry"]) -> None:
-    rows = [("KIND", "NAME", "MADE", "OPEN REQUESTS", "RIGHTS", "KEY", "ID")]
+    rows: list[tuple[str, ...]] = [HEADS]
+    now = datetime.now(UTC)
     for entry in entries:
-        is_api = entry.kind == "api"
-        limit = str(entry.max_open_requests or "no limit") if is_api else "-"
+        limits = (entry.max_open_requests, entry.requests_per_minute, entry.tokens_per_minute)
+        has_expired = entry.expires and datetime.fromisoformat(entry.expires) <= now
         rows.append(
             (
                 entry.kind,
                 entry.name,
                 entry.created[:10],
-                limit,
+                "expired" if has_expired else entry.expires[:10] or "-",
+                *(str(limit or "no limit") if entry.kind == "api" else "-" for limit in limits),
                 "admin" if entry.admin else "metrics" if entry.metrics else "-",
                 entry.key,
                 entry.id,

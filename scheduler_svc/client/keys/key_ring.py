@@ -50,7 +50,8 @@ class Entry:
         id: of an API key's client; empty for executors.
         created: in UTC, ISO 8601.
         key: an executor's public key in Z85, or the first digits of the SHA-256 of an API key.
-        max_open_requests, admin, metrics: fields of an API key.
+        max_open_requests, requests_per_minute, tokens_per_minute, admin, metrics: fields of an API key.
+        expires: as `created`; empty for never.
     """
 
     kind: Literal["executor", "api"]
@@ -61,6 +62,9 @@ class Entry:
     max_open_requests: int = 0
     admin: bool = False
     metrics: bool = False
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    expires: str = ""
 
 
 class KeyRing:
@@ -117,7 +121,7 @@ class KeyRing:
         if is_reserved(name):
             raise KeyRingError(f"{name} is how keys of BATON_API_KEYS, or ids, are written; take another name")
         self._make_folders()
-        key, now = new_key(), datetime.now(UTC).isoformat(timespec="seconds")
+        key, now = new_key(), _written(datetime.now(UTC))
         with self._locked():
             self._check_free(name, "api")
             keys = self._read_api_keys()
@@ -127,6 +131,11 @@ class KeyRing:
                     raise KeyRingError(f"{name} has no API key that could be rotated")
                 if len(known) > 1:
                     raise KeyRingError(f"{name} has {len(known)} API keys: baton keys revoke {name} --old leaves one")
+                if known[0].expires is not None and "expires" not in rights:
+                    until = f"{name}'s key expires at {_written(known[0].expires)}"
+                    raise KeyRingError(
+                        f"{until}: --expires says when the new one does, --expires never that it does not"
+                    )
                 made = {"sha256": digest(key), "created": now, "id": known[0].client_id}
                 entry = msgspec.structs.replace(known[0], **made, **rights)
             elif known:
@@ -154,6 +163,9 @@ class KeyRing:
                 key.max_open_requests,
                 key.admin,
                 key.metrics,
+                key.requests_per_minute,
+                key.tokens_per_minute,
+                "" if key.expires is None else _written(key.expires),
             )
             for key in self._read_api_keys()
         ]
@@ -322,4 +334,8 @@ def _make_like(descriptor: int, path: Path) -> None:
 
 
 def _modified(path: Path) -> str:
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    return _written(datetime.fromtimestamp(path.stat().st_mtime, UTC))
+
+
+def _written(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds")

@@ -10,10 +10,11 @@ from common import messages as m
 MAX_SERIES = 1024  # of each metric; frontends send few, and what else there is counts as OTHER
 OTHER = "other"
 REFUSAL_CODES = (
-    *("queue_full", "too_many_requests", "request_exists", "context_length_exceeded", "invalid_value", "invalid_type"),
-    *("invalid_json", "invalid_grammar", "unknown_parameter", "unsupported_parameter", "missing_required_parameter"),
-    *("model_not_found", "request_not_found", "unknown_url", "method_not_allowed", "body_too_large"),
-    *("invalid_api_key", "forbidden", "host_not_allowed", "origin_not_allowed", "unavailable", "internal_error"),
+    *("queue_full", "too_many_requests", "rate_limit_exceeded", "request_exists", "context_length_exceeded"),
+    *("invalid_value", "invalid_type", "invalid_json", "invalid_grammar", "unknown_parameter", "unsupported_parameter"),
+    *("missing_required_parameter", "model_not_found", "request_not_found", "unknown_url", "method_not_allowed"),
+    *("body_too_large", "invalid_api_key", "forbidden", "host_not_allowed", "origin_not_allowed", "unavailable"),
+    "internal_error",
 )
 
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from common.messages import FrontendCounts, StatusReport
 from scheduler_svc.core.fleet.fleet import FAILURES
-from scheduler_svc.core.observability.frontend_counts import REFUSAL_CODES, FrontendTotals
+from scheduler_svc.core.observability.frontend_counts import OTHER, REFUSAL_CODES, FrontendTotals
 from scheduler_svc.core.observability.histogram import WeightedHistogram
 from scheduler_svc.core.observability.vllm_names import vllm_metrics
 
@@ -24,6 +24,7 @@ BETWEEN_TOKENS = (  # finer where a step's time mostly is
     *(0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+MAX_CLIENTS = 1024  # names with series of their own; there may be more keys, and others in their place later
 
 AnyMetric = TypeVar("AnyMetric", Counter, Histogram)
 
@@ -99,6 +100,27 @@ class PrometheusMetrics:
         self.output_lengths = self._weighted(
             "baton_sequence_output_tokens", "Tokens generated of sequences that ended.", TOKENS
         )
+        self._client_requests = self._counter("baton_client_requests", "HTTP requests accepted.", client=())
+        self._client_prompts = self._counter("baton_client_prompt_tokens", "Prompt tokens accepted.", client=())
+        self._client_outputs = self._counter(
+            "baton_client_output_tokens", "Tokens generated, of requests that ended.", client=()
+        )
+        self._clients: set[str] = set()
+
+    def client_asked(self, name: str, num_prompt: int, *, is_first: bool) -> None:
+        """A request of the API key with this name was accepted.
+
+        Args:
+            is_first: whether it is the first prompt of its HTTP request.
+        """
+        name = self._client_label(name)
+        self._client_requests.labels(name).inc(int(is_first))
+        self._client_prompts.labels(name).inc(num_prompt)
+        self._client_outputs.labels(name)  # a series of its own, before its first answer has ended
+
+    def client_got(self, name: str, num_output: int) -> None:
+        """A request of the API key with this name has ended, with so many tokens."""
+        self._client_outputs.labels(self._client_label(name)).inc(num_output)
 
     def frontend_counted(self, counts: FrontendCounts) -> None:
         """A frontend has said what it counted."""
@@ -112,6 +134,11 @@ class PrometheusMetrics:
         whole = CollectorRegistry()
         whole.register(_Fixed([*ours, *vllm_metrics(ours, gauges.report)]))
         return generate_latest(whole)
+
+    def _client_label(self, name: str) -> str:
+        if len(self._clients) < MAX_CLIENTS:
+            self._clients.add(name)
+        return name if name in self._clients else OTHER
 
     def _counter(self, name: str, text: str, **label: tuple[str, ...]) -> Counter:
         return _with_series(Counter(name, text, list(label), registry=self._registry), label)

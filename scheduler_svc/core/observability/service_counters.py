@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence as Lists
 from dataclasses import dataclass
 
-from common.messages import StepResult
+from common.messages import StepResult, Submit
 from scheduler_svc.core.observability.prometheus_text import PrometheusMetrics
 from scheduler_svc.core.observability.recent import History, Pauses, RecentPercentiles
 from scheduler_svc.core.observability.sequence_lives import SequenceLives
@@ -161,6 +161,15 @@ class ServiceCounters:
         """A request was not taken."""
         self.metrics.sequences_ended.labels("refused").inc()
         self.metrics.requests_refused.labels(code).inc()
+
+    def request_taken(self, submit: Submit) -> None:
+        """A request was taken, for the first time in all lives of the scheduler."""
+        is_first = submit.charge is not None
+        self.metrics.client_asked(submit.client_name, len(submit.prompt) // 4, is_first=is_first)
+
+    def request_ended(self, submit: Submit, num_output: int) -> None:
+        """All sequences of a request have ended, with so many tokens together."""
+        self.metrics.client_got(submit.client_name, num_output)
 
     def requests_restored(self, count: int) -> None:
         """So many open requests came back from the journal."""

@@ -80,6 +80,7 @@ class Outbox:
             finish_reason="error",
             error=str(refusal)[:4096],
             code=refusal.code,
+            retry_after_s=refusal.retry_after_s,
         )
         self.answer(peer, Outputs(number=0, deltas=(delta,)))
 

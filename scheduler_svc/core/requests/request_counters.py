@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Lists
 from typing import Protocol
 
+from common.messages import Submit
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
@@ -12,6 +13,12 @@ class RequestCounters(Protocol):
 
     def request_refused(self, code: str) -> None:
         """A request was not taken."""
+
+    def request_taken(self, submit: Submit) -> None:
+        """A request was taken, for the first time in all lives of the scheduler."""
+
+    def request_ended(self, submit: Submit, num_output: int) -> None:
+        """All sequences of a request have ended, with so many tokens together."""
 
     def requests_restored(self, count: int) -> None:
         """So many open requests came back from the journal."""

@@ -14,6 +14,7 @@ from common.errors import RequestRejected
 from common.vocabulary import Vocabulary
 from scheduler_svc.core.actions import Action, EndFrontend, Level, Peer, log_line
 from scheduler_svc.core.requests import log_lines
+from scheduler_svc.core.requests.accounts import Accounts
 from scheduler_svc.core.requests.announcements import Acceptance, Announcement, Attachment
 from scheduler_svc.core.requests.frontends import Frontends
 from scheduler_svc.core.requests.group_commit import (
@@ -93,6 +94,7 @@ class RequestManager:
         self.outbox = Outbox()
         self.table = RequestTable()
         self.group_commit: GroupCommit[Announcement] = GroupCommit(journal, first_batch)
+        self._accounts = Accounts()
         self._scheduler = scheduler
         self._counters = counters
         self._wall_offset_s = wall_offset_s
@@ -118,15 +120,15 @@ class RequestManager:
         """Accept or refuse a request."""
         try:
             self.table.check_new(submit)
-            sequences = self._scheduler.add(submit, now)
+            asked = self._accounts.check(submit, now)
+            sequences = self._scheduler.add(asked, now)
         except RequestRejected as refusal:
-            refusal.with_traceback(None)  # its frames may refer to it: only the collector would free them
-            self._counters.request_refused(refusal.code)
-            self.outbox.refuse(peer, submit.request_id, refusal)
-            return [
-                log_line("debug", "request refused", request=submit.request_id, code=refusal.code, reason=str(refusal))
-            ]
-        submit = msgspec.structs.replace(submit, params=sequences[0].params)  # a default max_tokens may have been cut
+            return self._refuse(peer, submit, refusal, now)
+        submit = msgspec.structs.replace(asked, params=sequences[0].params)  # a default max_tokens may have been cut
+        self._accounts.pay(submit, now)
+        self._accounts.settle(submit, asked.most_tokens - submit.most_tokens, 0, now)
+        self._counters.request_taken(submit)
+        self._tell_limits(peer, submit, now, is_accepted=True)
         vocabulary = self._vocabularies.get(submit.params.task)
         request = Request(submit, sequences, now, peer, tokenizer=vocabulary.tokenizer if vocabulary else "")
         self._enter(request, now)
@@ -198,7 +200,7 @@ class RequestManager:
         journaled, plain = self._parts(output)
         self._counters.stepped(output, now)
         for end in output.ends:
-            self.table.ended(end, now)
+            self._sequence_ended(end, now)
         if plain is not None:
             self._tell([plain])
         if journaled is not None:
@@ -208,7 +210,7 @@ class RequestManager:
         """Sequences have ended other than by a step."""
         for end in ends:
             self._counters.ended(end, now)
-            self.table.ended(end, now)
+            self._sequence_ended(end, now)
             if end.sequence.is_journaled:
                 self._note([EndRecord.of(end)], [end], now)
             else:
@@ -334,6 +336,26 @@ class RequestManager:
         return [log_line("error", event, reason=result.reason, consequence=AT_RISK)]
 
     # --- inside ---
+
+    def _refuse(self, peer: Peer, submit: m.Submit, refusal: RequestRejected, now: float) -> list[Action]:
+        refusal.with_traceback(None)  # its frames may refer to it: only the collector would free them
+        if submit.charge is None and refusal.code != "request_exists":  # the first prompt has paid for it
+            self._accounts.settle(submit, submit.most_tokens, 0, now)
+        self._counters.request_refused(refusal.code)
+        self._tell_limits(peer, submit, now, is_accepted=False)
+        self.outbox.refuse(peer, submit.request_id, refusal)
+        facts = {"request": submit.request_id, "code": refusal.code, "reason": str(refusal)}
+        return [log_line("debug", "request refused", **facts)]
+
+    def _tell_limits(self, peer: Peer, submit: m.Submit, now: float, *, is_accepted: bool) -> None:
+        if (limits := self._accounts.limits(submit, now, is_accepted=is_accepted)) is not None:
+            self.outbox.answer(peer, limits)
+
+    def _sequence_ended(self, end: SequenceEnd, now: float) -> None:
+        if (request := self.table.ended(end, now)) is not None:
+            num_output = sum(sequence.num_output for sequence in request.sequences)
+            self._accounts.ended(request.submit, num_output, now)
+            self._counters.request_ended(request.submit, num_output)
 
     def _enter(self, request: Request, now: float) -> None:
         """A request begins, or is taken up again. Here it is decided whether the journal has it."""

@@ -165,18 +165,20 @@ class RequestTable:
         self._release(request)
         self._absences.begin(request.id, wait_s, now)
 
-    def ended(self, end: SequenceEnd, now: float) -> None:
-        """A sequence has ended."""
+    def ended(self, end: SequenceEnd, now: float) -> Request | None:
+        """A sequence has ended. Returns its request, if that has ended with it."""
         request = self._open[end.sequence.request_id]
         request.endings[end.sequence.index] = Ending.of(end)
-        if None not in request.endings:
-            self._release(request)
-            self._claim(request)
-            del self._open[request.id]
-            self.num_returning -= can_return(request.submit)
-            _count_down(self._clients, request.submit.client)
-            _count_down(self._names, request.submit.client_name)
-            self._retain(request, now)
+        if None in request.endings:
+            return None
+        self._release(request)
+        self._claim(request)
+        del self._open[request.id]
+        self.num_returning -= can_return(request.submit)
+        _count_down(self._clients, request.submit.client)
+        _count_down(self._names, request.submit.client_name)
+        self._retain(request, now)
+        return request
 
     def late(self, now: float) -> Iterator[Request]:
         """Detached requests whose client did not come back in time."""

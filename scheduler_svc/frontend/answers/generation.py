@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Self
 
 from msgspec import UNSET, Raw, UnsetType
 
+from common import messages as m
 from common.errors import RequestRejected, WireError
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
@@ -95,6 +96,11 @@ class Generation:
     def goes_on(self) -> bool:
         """Whether only this connection to the core was lost: a client that comes back can read on."""
         return self._queue.is_resumable and self._queue.has_failed
+
+    @property
+    def rate_limits(self) -> m.RateLimits | None:
+        """What its client has left of its limits; None if it has none, or the core has not said so yet."""
+        return self._queue.rate_limits
 
     async def accepted(self) -> None:
         """Return when the core has accepted all of a new request, if it does."""

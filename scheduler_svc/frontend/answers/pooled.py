@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from common import messages as m
 from common.errors import RequestRejected
 from common.logging import get_logger
 from common.wire import array_from
@@ -48,6 +49,11 @@ class PooledAnswer:
     ) -> None:
         self._queue.close()
         log.debug("pooled answer ended", request=self.answer_id, inputs=self.num_inputs)
+
+    @property
+    def rate_limits(self) -> m.RateLimits | None:
+        """What its client has left of its limits; None if it has none, or the core has not said so yet."""
+        return self._queue.rate_limits
 
     async def results(self) -> AsyncIterator[tuple[int, FloatArray]]:
         """Each input's number with its result, as they come.

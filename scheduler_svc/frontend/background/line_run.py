@@ -69,7 +69,8 @@ class LineRun:
                 if rejected.code in NO_ROOM:
                     # What the core had taken of the line was cancelled by that, so that it may be lost the next time.
                     self._num_lost = 0
-                    await self._rest(self._retry_s * min(2**self._num_rests, LONGEST_REST))
+                    longest_s = self._retry_s * min(2**self._num_rests, LONGEST_REST)
+                    await self._rest(min(rejected.retry_after_s or longest_s, longest_s))
                     self._num_rests += 1
                     continue
                 if rejected.code in LOST and self._num_lost < MAX_LOST:

@@ -7,8 +7,9 @@ from scheduler_svc.frontend.background.pace import Pace
 
 MOST = 1024  # that are open at once; the others wait in the store
 MOST_OF_OWNER = 512
-OF_OWNER, OF_ALL = "too_many_requests", "queue_full"  # refusals of the core that say that there is no room
-NO_ROOM = (OF_OWNER, OF_ALL)
+# Refusals of the core that say that there is no room.
+OF_OWNER, OF_ALL, OF_RATE = "too_many_requests", "queue_full", "rate_limit_exceeded"
+NO_ROOM = (OF_OWNER, OF_ALL, OF_RATE)
 
 Name = tuple[str, str]  # owner and response
 
@@ -59,7 +60,7 @@ class Turns:
         """The core had no room for one that has begun: it waits again, at its place."""
         owner, _ = name
         of_owner = self._paces[owner]
-        full, other = (of_owner, self._all) if code == OF_OWNER else (self._all, of_owner)
+        full, other = (self._all, of_owner) if code == OF_ALL else (of_owner, self._all)
         full.refused(now)
         other.ended()
         heapq.heappush(self._waiting.setdefault(owner, []), (self._places.pop(name), name))

@@ -1,12 +1,14 @@
 """Pages of other origins, whose browsers ask before they send."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from scheduler_svc.frontend.errors import SHOULD_RETRY_HEADER
 from scheduler_svc.frontend.http.plain_answers import REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.rate_limit_headers import OPENAI_HEADERS
 from scheduler_svc.frontend.http.traces import LEFT_OUT_HEADER, MESSAGE_REQUEST_ID_HEADER
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
@@ -16,6 +18,7 @@ EXPOSED = (
     LEFT_OUT_HEADER,
     SHOULD_RETRY_HEADER,
     "retry-after",
+    *chain(*OPENAI_HEADERS),
 )  # a page sees no others of ours
 MAX_AGE_S = 600
 

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from scheduler_svc.frontend.answers.embedding_json import EmbeddingWriter
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
-from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, PartsResponse
+from scheduler_svc.frontend.http.plain_answers import ANSWER, ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, PartsResponse
 from scheduler_svc.frontend.http.streaming import unless_disconnected
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.embedding import tokenize_embedding
@@ -40,6 +40,7 @@ class EmbeddingsApi:
         asked_pooled(request.scope, pooled, self._model.names[0])
         client = client_of(request)
         answer = await pooled.open(self._link, client)
+        request.scope[ANSWER] = answer
         answers_pooled(request.scope, answer, client.id)
         request.scope[IS_SUBMITTED] = True
         with answer:

@@ -10,7 +10,7 @@ from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import Generation
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
-from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, json_response
+from scheduler_svc.frontend.http.plain_answers import ANSWER, ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER, json_response
 from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnected
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.answer_context import answer_context
@@ -69,6 +69,7 @@ class GenerateApi:
             request.scope[ANSWER_ID] = tokenized.request_id
             context = asked(request.scope, body, tokenized, answer_context(kind, tokenized, body, self._model))
             generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
+        request.scope[ANSWER] = generation
         answers(request.scope, generation, client.id)
         return generation, body.stream
 

@@ -10,6 +10,7 @@ from scheduler_svc.frontend.answers.messages_api.objects import MessageTokens
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
 from scheduler_svc.frontend.http.plain_answers import (
+    ANSWER,
     ANSWER_ID,
     IS_SUBMITTED,
     MESSAGES_PATH,
@@ -75,5 +76,6 @@ class MessagesApi:
             request.scope[ANSWER_ID] = tokenized.request_id
             context = asked(request.scope, body, tokenized, message_context(tokenized, body, self._model))
             generation = await open_generation(self._link, self._reader.tokenizer, tokenized, context, client)
+        request.scope[ANSWER] = generation
         answers(request.scope, generation, client.id)
         return generation, body.stream

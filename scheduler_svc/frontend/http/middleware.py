@@ -4,6 +4,7 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconn
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -60,21 +61,25 @@ class RequireApiKey:
         return ApiClient("", "", 0, is_admin=is_this_machine(scope, headers), may_read_status=True)
 
     def _client_by_key(self, scope: Scope, headers: Headers) -> ApiClient:
-        client = self._client_with_key(headers)
+        sent = _keys_in(headers)
+        client = next(filter(None, map(self._keys.client_of, sent)), None)
         if scope["path"] in self._open_paths and scope["method"] in OPEN_METHODS:
             tells_of_all = scope["path"] == METRICS_PATH
             if client is None or (tells_of_all and not client.may_read_status):
                 return ApiClient("", "", 0, is_admin=False, may_read_status=tells_of_all)
         if client is None:
             message = "Incorrect API key, or none: send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'."
+            if (expired := next(filter(None, map(self._keys.expired_client_of, sent)), None)) is not None:
+                at = datetime.fromtimestamp(expired.expires_at, UTC).isoformat(timespec="seconds")
+                message = f"The API key {expired.name!r} expired at {at}: ask this service's operator for another one."
             error = ApiError(401, message, code="invalid_api_key")
             error.headers["www-authenticate"] = "Bearer"
             raise error
         return client
 
-    def _client_with_key(self, headers: Headers) -> ApiClient | None:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        client = self._keys.client_of(key.strip()) if scheme.lower() == "bearer" else None
-        if client is None and (own_key := headers.get(API_KEY_HEADER)) is not None:
-            client = self._keys.client_of(own_key.strip())
-        return client
+
+def _keys_in(headers: Headers) -> list[str]:
+    """The keys that a request carries."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    sent = [bearer] if scheme.lower() == "bearer" else []
+    return [key.strip() for key in (*sent, *headers.getlist(API_KEY_HEADER)[:1])]

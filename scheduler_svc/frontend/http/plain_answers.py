@@ -18,6 +18,7 @@ MESSAGES_PATH = "/v1/messages"
 
 # What is known of a request while it is served, in its ASGI scope:
 ANSWER_ID = "baton.answer_id"  # of the answer that it asks for
+ANSWER = "baton.answer"  # the Generation or PooledAnswer
 IS_SUBMITTED = "baton.is_submitted"  # the core has it, and counts if it is refused
 ERROR = "baton.error"  # the ApiError that it is answered with, or that ended its stream
 IS_CLIENT_GONE = "baton.is_client_gone"  # its stream ended because the client hung up

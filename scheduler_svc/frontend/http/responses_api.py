@@ -18,7 +18,7 @@ from scheduler_svc.frontend.http.accounts import Readers, held_of
 from scheduler_svc.frontend.http.background_stream import BackgroundStream, Streaming
 from scheduler_svc.frontend.http.json_body import read_body
 from scheduler_svc.frontend.http.permissions import client_of
-from scheduler_svc.frontend.http.plain_answers import ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER
+from scheduler_svc.frontend.http.plain_answers import ANSWER, ANSWER_ID, IS_SUBMITTED, REQUEST_ID_HEADER
 from scheduler_svc.frontend.http.streaming import EventStream, unless_disconnected
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.chat_style import ChatStyle
@@ -86,6 +86,7 @@ class ResponsesApi:
         if ready.spec.is_background:
             return await self._in_background(ready, request, streams=ready.streams)
         generation = await open_generation(self._link, self._reader.tokenizer, ready.tokenized, ready.context, client)
+        request.scope[ANSWER] = generation
         answers(request.scope, generation, client.id)
         answer = _Answer(generation, ready.spec, ready.asked, self._store if is_stored else None, client.id)
         if ready.streams:

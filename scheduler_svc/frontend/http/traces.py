@@ -6,6 +6,7 @@ everything else, so that it sees every answer.
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match
@@ -15,6 +16,7 @@ from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.errors import CLIENT_CLOSED_REQUEST, ApiError
 from scheduler_svc.frontend.http.middleware import OPEN_PATHS
 from scheduler_svc.frontend.http.plain_answers import (
+    ANSWER,
     ANSWER_ID,
     ERROR,
     IS_SUBMITTED,
@@ -22,6 +24,7 @@ from scheduler_svc.frontend.http.plain_answers import (
     is_of_messages,
     new_request_id,
 )
+from scheduler_svc.frontend.http.rate_limit_headers import rate_limit_headers
 from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
 from scheduler_svc.frontend.requests.reader import LEFT_OUT
 
@@ -68,6 +71,9 @@ class Traces:
                     headers[MESSAGE_REQUEST_ID_HEADER] = request_id
                 if LEFT_OUT in scope:
                     headers[LEFT_OUT_HEADER] = ", ".join(scope[LEFT_OUT])
+                if (answer := scope.get(ANSWER)) is not None and answer.rate_limits is not None:
+                    now, is_of = datetime.now(UTC), is_of_messages(scope)
+                    headers.update(rate_limit_headers(answer.rate_limits, now, is_of_messages=is_of))
                 self._answered(scope, message["status"], request_id)
                 message = {**message, "headers": headers.raw}
             await send(message)

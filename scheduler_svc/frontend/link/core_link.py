@@ -271,6 +271,9 @@ class CoreLink(Questions):
                 for request_id in request_ids:
                     if queue := self._queues.get(request_id):
                         queue.accept(request_id)
+            case m.RateLimits(request_id=request_id):
+                if queue := self._queues.get(request_id):
+                    queue.counted(message)
             case m.FleetState():
                 self._fleet = message
             case m.View():

@@ -22,6 +22,9 @@ class DeltaQueue:
         is_streamed: whether its reader may be slow; otherwise only the core can be.
         is_resumable: whether the requests continue for a while when the reader leaves.
         asked: what is asked of all requests, if these are pooled results; None for tokens.
+
+    Attributes:
+        rate_limits: what the client has left of its limits; None if it has none, or the core has not said so yet.
     """
 
     def __init__(
@@ -34,6 +37,8 @@ class DeltaQueue:
         asked: m.SamplingParams | None = None,
     ) -> None:
         self.is_resumable = is_resumable
+        self.rate_limits: m.RateLimits | None = None
+        self._is_counted = asyncio.Event()
         self._pooled = PooledCheck(asked) if asked is not None and asked.pooling != "none" else None
         self._tell = tell
         self._forget = forget
@@ -63,6 +68,7 @@ class DeltaQueue:
         choices = range(prompt * n, (prompt + 1) * n)
         self._requests[request_id] = choices
         self._unaccepted.add(request_id)
+        self._all_accepted.clear()
         self._live |= dict.fromkeys(choices, request_id)
         self._silent.update(choices)
 
@@ -76,6 +82,15 @@ class DeltaQueue:
         """Return when the core has taken all requests of the queue: none will be refused. A queue that is attached to
         requests is not told."""
         await self._all_accepted.wait()
+
+    def counted(self, limits: m.RateLimits) -> None:
+        """The core has counted the first request for its client's limits."""
+        self.rate_limits = limits
+        self._is_counted.set()
+
+    async def is_counted(self) -> None:
+        """Return once the core has counted the first request for its client's limits, or `get` raises."""
+        await self._is_counted.wait()
 
     def put(self, delta: m.TokenDelta) -> None:
         """Take a delta from the core. Raises WireError if it cannot belong to this request."""
@@ -154,6 +169,7 @@ class DeltaQueue:
         """End the answer with an error that `get` raises. The core is told nothing."""
         if self._failure is None:
             self._failure = failure
+        self._is_counted.set()
         self._live.clear()
         self._batch.clear()
         self._ready.set()

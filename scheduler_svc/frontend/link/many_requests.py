@@ -23,14 +23,19 @@ async def open_in_turns(link: CoreLink, submits: Sequence[m.Submit], *, is_resum
     if limit and num_sequences > limit:
         message = f"The request has {num_sequences} sequences, and {limit} may wait in this service."
         raise RequestRejected(message, "invalid_value")
-    first = submits[:SUBMITS_AT_ONCE]
+    charge = submits[0].charge
+    pays_first = charge is not None and charge.is_limited
+    first = submits[: 1 if pays_first else SUBMITS_AT_ONCE]
     queue = link.open(first, is_resumable=is_resumable, num_following=len(submits) - len(first))
     try:
-        for start in range(SUBMITS_AT_ONCE, len(submits), SUBMITS_AT_ONCE):
-            await asyncio.sleep(0)
+        for start in range(len(first), len(submits), SUBMITS_AT_ONCE):
+            await (queue.is_counted() if pays_first else asyncio.sleep(0))
             if queue.has_failed:  # its reader is told why; nothing is left of a request that the core has a part of
                 give_up(link, submits[:start])
                 break
+            if queue.rate_limits is not None and not queue.rate_limits.is_accepted:
+                break  # likewise
+            pays_first = False
             link.submit(submits[start : start + SUBMITS_AT_ONCE], queue, start)
     except asyncio.CancelledError:
         queue.close()

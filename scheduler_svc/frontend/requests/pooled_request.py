@@ -16,6 +16,7 @@ from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.many_requests import open_in_turns
 from scheduler_svc.frontend.requests.pooled_schemas import PoolingRequest
 from scheduler_svc.frontend.requests.tokenized_request import (
+    charged,
     check_num_requests,
     check_priority,
     core_request_id,
@@ -71,7 +72,7 @@ class PooledRequest:
         check_priority(self.priority, client)
         check_num_requests(len(self.prompts), "inputs", client)
         cache_salt = salt_of(self.cache_salt, client)
-        return [
+        submits = [
             m.Submit(
                 request_id=core_request_id(client.id, self.request_id, i),
                 prompt=prompt,
@@ -86,6 +87,7 @@ class PooledRequest:
             )
             for i, prompt in enumerate(self.prompts)
         ]
+        return charged(submits, client)
 
     async def open(self, link: CoreLink, client: ApiClient) -> PooledAnswer:
         """Submit all inputs for a client; others have their turns in between. Raises ApiError or RequestRejected as

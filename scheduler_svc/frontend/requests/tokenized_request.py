@@ -77,7 +77,7 @@ class TokenizedRequest:
         check_priority(self.priority, client)
         check_num_requests(len(self.prompts), "prompts", client)
         cache_salt = salt_of(self.cache_salt, client)
-        return [
+        submits = [
             m.Submit(
                 request_id=core_request_id(client.id, self.request_id, i),
                 prompt=np.asarray(prompt, dtype="<i4").tobytes(),
@@ -97,6 +97,17 @@ class TokenizedRequest:
             )
             for i, (prompt, params) in enumerate(zip(self.prompts, self.params, strict=True))
         ]
+        return charged(submits, client)
+
+
+def charged(submits: Sequence[m.Submit], client: ApiClient) -> list[m.Submit]:
+    """The requests for all prompts of an HTTP request, the first of which pays for all, by the limits of its client."""
+    charge = m.Charge(
+        tokens=sum(submit.most_tokens for submit in submits),
+        requests_per_minute=client.requests_per_minute,
+        tokens_per_minute=client.tokens_per_minute,
+    )
+    return [msgspec.structs.replace(submits[0], charge=charge), *submits[1:]]
 
 
 def check_priority(priority: int, client: ApiClient) -> None:

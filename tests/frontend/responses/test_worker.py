@@ -59,7 +59,8 @@ class Keys(ApiKeys):
     def of_id(self, client_id: str) -> ApiClient | None:
         if client_id in self.taken:
             return None
-        return ApiClient(client_id, f"{client_id}'s name", 9, is_admin=False, may_read_status=False)
+        rights = {"is_admin": False, "may_read_status": False, "tokens_per_minute": 7}
+        return ApiClient(client_id, f"{client_id}'s name", 9, **rights)
 
 
 @asynccontextmanager
@@ -340,15 +341,16 @@ async def test_a_stop_string_that_is_found_after_the_connection_broke_ends_it_in
         await until(lambda: core.cancels)
 
 
+@pytest.mark.parametrize("code", ["too_many_requests", "rate_limit_exceeded"])
 @in_event_loop
-async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, monkeypatch):
+async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, monkeypatch, code: str):
     """All that may run at once is asked for by one owner, whom the core refuses."""
     monkeypatch.setattr(turns, "MOST", 2)
     async with linked_core(tmp_path) as (core, link), working(link, tmp_path) as (made, store):
 
         def script(submit: m.Submit):
             if submit.request_id != CORE_ID:
-                yield from refuse("too many", "too_many_requests")(submit)
+                yield from refuse("too many", code)(submit)
                 del core.stories[submit.request_id]  # as the core keeps nothing of what it refuses
             else:
                 yield from say(WORDS)(submit)
@@ -388,6 +390,7 @@ async def test_the_work_of_an_owner_without_a_key_waits_until_it_has_one_again(t
         "ann's name",
         9,
     ), "whatever the release that kept it called her"
+    assert hers.charge == m.Charge(tokens=hers.most_tokens, tokens_per_minute=7)
 
 
 @in_event_loop

@@ -9,7 +9,7 @@ from common import messages as m
 from common.errors import BatonError
 from scheduler_svc.frontend.answers.responses.events import ResponseSpec
 from scheduler_svc.frontend.api_keys import ApiClient
-from scheduler_svc.frontend.requests.tokenized_request import core_request_id
+from scheduler_svc.frontend.requests.tokenized_request import charged, core_request_id
 
 
 class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -29,7 +29,7 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return _encoder.encode(replace(self, spec=self.spec.with_head(b"")))
 
     def sent_for(self, client: ApiClient) -> Self:
-        """Return the work with its request as this client sends it now: its limit may have changed since, and earlier
+        """Return the work with its request as this client sends it now: its limits may have changed since, and earlier
         releases called clients by their names."""
         submit = replace(
             self.submit,
@@ -38,7 +38,7 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
             client_name=client.name,
             client_limit=client.max_open_requests,
         )
-        return replace(self, submit=submit)
+        return replace(self, submit=charged([submit], client)[0])
 
     @classmethod
     def decode(cls, data: bytes) -> "BackgroundWork":

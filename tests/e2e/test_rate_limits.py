@@ -1,0 +1,88 @@
+"""Limits of a minute of real keys, as published clients and a batch meet them."""
+
+import io
+import json
+
+import httpx
+import openai
+import pytest
+from click.testing import CliRunner
+
+from scheduler_svc.client.cli import main
+from tests.e2e.conftest import client_of
+from tests.support.eventually import eventually
+from tests.support.fleets import running_fleet
+
+MODEL = "baton-demo"
+LONG = {"model": MODEL, "prompt": "ROMEO:", "max_tokens": 2000, "temperature": 0, "stop": ["e"]}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """Runs `baton keys`, and returns what it prints."""
+    folder = tmp_path_factory.mktemp("keys")
+
+    def run(*arguments):
+        done = CliRunner().invoke(main, ["keys", *arguments, "--dir", str(folder)])
+        assert done.exit_code == 0, done.output
+        return done.stdout.strip()
+
+    run.file = folder / "scheduler" / "api-keys.json"
+    run.root = run("api", "root", "--admin")
+    run.few = run("api", "few", "--requests-per-minute", "2")
+    run.small = run("api", "small", "--tokens-per-minute", "5000")
+    return run
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory, keys):
+    with running_fleet(tmp_path_factory.mktemp("logs"), scheduler_options=("--api-keys", str(keys.file))) as running:
+        yield running
+
+
+def metric(fleet, keys, series):
+    text = httpx.get(f"{fleet.spec.url}/metrics", headers={"authorization": f"Bearer {keys.root}"}).text
+    return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{series} ")), 0.0)
+
+
+def test_openais_client_sees_what_is_left_and_is_refused_with_when_to_come_back(fleet, keys):
+    client = client_of(fleet, keys.few)
+    request = {"model": MODEL, "messages": [{"role": "user", "content": "Speak."}], "max_tokens": 3}
+    for left in ("1", "0"):
+        with client.chat.completions.with_streaming_response.create(**request, stream=True) as answer:
+            assert answer.headers["x-ratelimit-limit-requests"] == "2"
+            assert answer.headers["x-ratelimit-remaining-requests"] == left
+            assert "x-ratelimit-limit-tokens" not in answer.headers
+    with pytest.raises(openai.RateLimitError, match="'few' has 0 of 2 requests a minute left") as caught:
+        client.chat.completions.create(**request)
+    headers = caught.value.response.headers
+    assert caught.value.code == "rate_limit_exceeded"
+    assert 0 < int(headers["retry-after"]) <= 30
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    assert headers["x-ratelimit-reset-requests"].endswith("s")
+    assert metric(fleet, keys, 'baton_client_requests_total{client="few"}') == 2
+
+
+def test_tokens_that_an_answer_did_not_take_are_given_back(fleet, keys):
+    client = client_of(fleet, keys.small)
+    for _ in range(6):
+        answer = client.completions.with_raw_response.create(**LONG)
+        assert int(answer.headers["x-ratelimit-remaining-tokens"]) > 2000, "all that was reserved before is back"
+        assert answer.parse().usage.completion_tokens < 100
+    with pytest.raises(openai.BadRequestError, match=r"may take 8[0-9]{3} tokens .* this API key has 5000 a minute"):
+        client.completions.create(**LONG | {"n": 4})
+
+
+def test_lines_of_a_batch_wait_until_there_are_tokens_again(fleet, keys):
+    client = client_of(fleet, keys.small)
+    refused = 'baton_requests_refused_total{code="rate_limit_exceeded"}'
+    before = metric(fleet, keys, refused)
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": LONG} for number in range(3)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("lines.jsonl", io.BytesIO(content)), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    done = eventually(lambda: (now := client.batches.retrieve(batch.id)).status == "completed" and now, 60)
+    assert (done.request_counts.completed, done.request_counts.failed) == (3, 0)
+    assert metric(fleet, keys, refused) > before, "some had to wait: each may take nearly half of a minute's tokens"
