@@ -85,8 +85,9 @@ def warn_of_shared_files(log: "Logger") -> None:
 def hide_working_folder() -> None:
     """Keep programs that this one starts from importing what lies in the folder where it was started: projects have
     folders with names of ours."""
-    if Path(os.path.curdir).absolute() != _ROOT:
-        os.environ.setdefault("PYTHONSAFEPATH", "1")
+    with contextlib.suppress(OSError):  # a folder that was removed has nothing to import
+        if Path.cwd() != _ROOT:
+            os.environ.setdefault("PYTHONSAFEPATH", "1")
 
 
 def _pip(action: str) -> str:

@@ -179,6 +179,12 @@ def test_children_take_nothing_from_the_folder_where_their_parent_was_started(tm
     assert "frontend started" in said[-1], said
 
 
+def test_a_working_folder_that_was_removed_hides_nothing(tmp_path):
+    code = "import os; os.mkdir('x'); os.chdir('x'); os.rmdir('../x')\n"
+    code += "from common.installation import hide_working_folder; hide_working_folder()"
+    assert run(code, cwd=tmp_path).stderr == ""
+
+
 # --- what installs ---
 
 INSTALLS = re.compile(r"\b(?:pip3?|pipx|uv|py_modules)\b.*?(?:\b(?:install|download|wheel|add|inject)\b|\[)(.*)")
