@@ -110,7 +110,7 @@ class RemoteBatch:
             num_looks = min(num_looks + 1, 8)
             batch = self._api.patiently(lambda: self._start.seen(batch["id"]))  # noqa: B023  # called at once
             counts = batch["request_counts"]
-            tally.done = min(counts["completed"] + counts["failed"], tally.total)
+            tally.advance(min(counts["completed"] + counts["failed"], tally.total))
         return batch
 
     # --- its end ---
@@ -142,7 +142,7 @@ class RemoteBatch:
                 status=error.status,
                 code=error.code,
             ) from error
-        tally.done = len(written)
+        tally.advance(len(written))
         return sum(written.values()), max(tally.total - len(written), 0)
 
     def _results(self, file_id: str, place: dict[str, int]) -> Iterator[tuple[int, BatchResult]]:

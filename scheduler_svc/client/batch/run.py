@@ -51,8 +51,8 @@ async def run_batch(
             for ready in in_order.add(index, result) if ordered else [result]:
                 output.append(ready)
             num_failed += result.error is not None
-            tally.done += 1
             tally.tokens += result.completion_tokens
+            tally.advance(tally.done + 1)
 
     transport = httpx.AsyncHTTPTransport(
         limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),

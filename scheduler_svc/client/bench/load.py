@@ -56,7 +56,7 @@ async def run_load(
                 outcome.complete.append(times)
             except (RequestFailed, ServiceUnreachable) as error:
                 outcome.errors[error.message] += 1
-            tally.done += 1
+            tally.advance(tally.done + 1)
 
     async with asyncio.TaskGroup() as group:
         for request in requests:

@@ -102,7 +102,7 @@ def command(
     with connect(service) as api:
         target.warm_up(api)
     raise_file_limit()
-    tally = Tally(num_requests, "requests")
+    tally = Tally(num_requests, "requests", is_live=True)
     with connect(service) as api, ProgressReport(tally), api.watching(tally.seen):
         outcome = asyncio.run(run_load(requests, service, target, choices.concurrency, tally))
     report = make_report(outcome, target, goals)

@@ -29,6 +29,7 @@ from scheduler_svc.client.http.resume import SESSION_HEADER, Resumption, is_outa
 from scheduler_svc.client.http.sse import EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer
 from scheduler_svc.client.output import OutageNotice
+from scheduler_svc.client.progress import ServiceTokens
 from scheduler_svc.client.service_address import ServiceAddress
 
 Json = dict[str, Any]
@@ -37,7 +38,15 @@ Result = TypeVar("Result")
 EVENT_STREAM = "text/event-stream"
 CONNECT_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 2.0
+LOOK_TIMEOUT_S = 2.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class _Generated(msgspec.Struct):
+    """Of a status report, of any version."""
+
+    output_tokens: int
+    output_tokens_per_s: float
 
 
 class Api:
@@ -89,6 +98,15 @@ class Api:
             return msgspec.json.decode(self.get("/status"), type=StatusReport)
         except msgspec.MsgspecError as error:
             raise RequestFailed(f"this is no status report of Baton, or one of another version: {error}") from error
+
+    def generated(self) -> ServiceTokens | None:
+        """What the service generates, for all of its clients; None if it does not say, or not to this key."""
+        try:
+            answer = self._http.get("/status", timeout=LOOK_TIMEOUT_S)
+            told = msgspec.json.decode(answer.content, type=_Generated)
+        except (httpx.HTTPError, msgspec.MsgspecError):
+            return None
+        return ServiceTokens(told.output_tokens, told.output_tokens_per_s)
 
     def status_for_operator(self) -> StatusReport:
         """The report, for a command that needs an operator's key: a refusal names that kind of key."""
