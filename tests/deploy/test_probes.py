@@ -297,6 +297,9 @@ def test_there_is_time_for_an_orderly_end():
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     assert int(services["executor"]["stop_grace_period"].removesuffix("s")) > LEAVE_TIMEOUT_S
     assert int(services["scheduler"]["stop_grace_period"].removesuffix("s")) > stop_s
+    for name, least_s in (("scheduler", stop_s), ("executor@", LEAVE_TIMEOUT_S)):
+        unit = (ROOT / "deploy" / "systemd" / f"baton-{name}.service").read_text()
+        assert int(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)[0]) > least_s
 
 
 def test_a_rolling_update_starts_the_new_before_it_stops_the_old():
