@@ -1,5 +1,7 @@
 """Options of frontends. The scheduler has them too, and passes them on to the frontends that it starts."""
 
+import contextlib
+import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -12,6 +14,7 @@ ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "json"]
 ReasoningParser = Literal["auto", "none", "qwen3"]
 Images = Literal["replace", "refuse"]
 PoolingTask = Literal["embed", "score"]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 POOLING_TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -43,6 +46,8 @@ class FrontendOptions:
         max_tools: of a request to OpenAI's endpoints; 0 for no limit but those of a body and a grammar.
         cors_origin: origins whose pages may send requests; "*" for all.
         allowed_host: names by which clients without API keys may ask for the service, beside those that it knows.
+        trusted_proxy: addresses and networks of proxies that are believed whom they ask for.
+        access_log: whether each answer has a line in the log.
         no_page: whether the page for people is not there.
         openapi: whether /openapi.json and /docs are there.
         open_metrics: whether /metrics needs no API key.
@@ -65,6 +70,8 @@ class FrontendOptions:
     max_tools: int = 128
     cors_origin: tuple[str, ...] = ()
     allowed_host: tuple[str, ...] = ()
+    trusted_proxy: tuple[str, ...] = ()
+    access_log: bool = False
     no_page: bool = False
     openapi: bool = False
     open_metrics: bool = False
@@ -83,6 +90,11 @@ class FrontendOptions:
             if len(named := [model.model for model in models if model.task == task]) > 1:
                 raise ValueError(f"the task {task} has one model, not {' and '.join(named)}")
         return models
+
+    @property
+    def trusted_proxies(self) -> tuple[Network, ...]:
+        """The networks that `trusted_proxy` names. Raises ValueError for what names none."""
+        return tuple(map(_network, self.trusted_proxy))
 
     def arguments(self) -> list[str]:
         """The same as arguments of a command."""
@@ -121,6 +133,11 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="Name by which clients without API keys may ask for the service, such as a proxy's that passes "
                   "Host on; addresses, localhost and the machine's own name always may. May be given several times.  "
                   "[default: at a loopback address no other name, at any other every name]")  # fmt: skip
+    @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", callback=_checked_proxies,
+                  help="Address or network (10.0.0.0/8) of a proxy: a client's address is then the last one that it "
+                  "names in X-Forwarded-For. May be given several times.")  # fmt: skip
+    @click.option("--access-log", is_flag=True, help="Log a line for each answer: ids, key, endpoint, status, tokens, "
+                  "times and executors; nothing of what was asked or answered.")  # fmt: skip
     @click.option("--no-page", is_flag=True, help="Do not serve the page for people at /.")
     @click.option("--openapi", is_flag=True, help="Serve /openapi.json and /docs.")
     @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without an API key, for gateways that "
@@ -157,6 +174,23 @@ def _pooling_model(value: str) -> PoolingModelOption:
     if task is None or not model or (colon and not name):
         raise ValueError(f"{value!r} is not TASK=MODEL or TASK:NAME=MODEL, with the task {' or '.join(POOLING_TASKS)}")
     return PoolingModelOption(task, name, model)
+
+
+def _network(value: str) -> Network:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_network(value)
+    told = f"{value!r} is no address and no network, such as 10.0.0.7 or 10.0.0.0/8"
+    with contextlib.suppress(ValueError):
+        told += f"; the network that this address is in is {ipaddress.ip_network(value, strict=False)}"
+    raise ValueError(told)
+
+
+def _checked_proxies(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        _ = FrontendOptions(trusted_proxy=values).trusted_proxies
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return values
 
 
 def _checked_pooling_models(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

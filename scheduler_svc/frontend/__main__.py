@@ -94,14 +94,14 @@ def main(
     except (BatonError, OSError) as error:
         raise CannotStart(error) from error
     limits = (loss_timeout_s, stall_timeout_s, options.max_connections, options.stop_grace_s)
-    server_settings = ServerSettings(*limits, parent, is_journaled=journaled)
+    server_settings = ServerSettings(*limits, parent, is_journaled=journaled, access_log=options.access_log)
     hosts = served_hosts(listener, options.allowed_host)
     api_settings = ApiSettings(options, api_keys, max_body_bytes, max_file_bytes, pooling, hosts)
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)
         live = LiveHub(link)
-        tracing = start_tracing(link, "frontend")
+        tracing = start_tracing(link, "frontend", access_log=options.access_log)
 
         def at_stop() -> None:
             live.stop()

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from scheduler_svc.__main__ import main
-from scheduler_svc.frontend.http.callers import PROXY_HEADERS, host_name, served_hosts
+from scheduler_svc.frontend.http.callers import PROXY_HEADERS, client_address, host_name, served_hosts
+from scheduler_svc.frontend_options import FrontendOptions
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 
 ALLOWED = "baton.example"
@@ -370,3 +371,53 @@ def test_an_option_that_is_no_name_is_refused(name):
     done = CliRunner().invoke(main, ["--allowed-host", name])
     assert done.exit_code == 2
     assert f"{name!r} is not a host's name" in done.stderr
+
+
+def scope(peer, *forwarded):
+    headers = [(b"x-forwarded-for", value.encode()) for value in forwarded]
+    return {"type": "http", "client": (peer, 5) if peer else None, "headers": headers}
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "address"),
+    [
+        ("10.0.0.7", [], "10.0.0.7"),
+        ("10.0.0.7", ["9.9.9.9"], "9.9.9.9"),
+        ("10.0.0.7", ["6.6.6.6, 9.9.9.9"], "9.9.9.9"),
+        ("10.0.0.7", ["9.9.9.9", "8.8.8.8"], "8.8.8.8"),
+        ("10.0.0.7", ["9.9.9.9:5678"], "9.9.9.9"),
+        ("10.0.0.7", ["2001:db8::7"], "2001:db8::7"),
+        ("10.0.0.7", ["[2001:DB8::7]:80"], "2001:db8::7"),
+        ("10.0.0.7", ["unknown"], "10.0.0.7"),
+        ("10.0.0.7", ["9.9.9.9,"], "10.0.0.7"),
+        ("::ffff:10.0.0.7", ["9.9.9.9"], "9.9.9.9"),
+        ("fd00::1", ["9.9.9.9"], "9.9.9.9"),
+        ("192.0.2.1", ["9.9.9.9"], "192.0.2.1"),
+        ("192.0.2.1", [], "192.0.2.1"),
+        ("fd00::2", ["9.9.9.9"], "fd00::2"),
+        ("", ["9.9.9.9"], ""),
+    ],
+)
+def test_only_a_trusted_proxy_says_whom_it_asks_for(peer, forwarded, address):
+    trusted = FrontendOptions(trusted_proxy=("10.0.0.0/8", "fd00::1")).trusted_proxies
+    assert client_address(scope(peer, *forwarded), trusted) == address
+
+
+@pytest.mark.parametrize("forwarded", [[], ["9.9.9.9"]])
+def test_nobody_is_trusted_unless_it_is_said(forwarded):
+    assert client_address(scope("127.0.0.1", *forwarded), ()) == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("proxy.example", "'proxy.example' is no address and no network, such as 10.0.0.7 or 10.0.0.0/8"),
+        ("10.0.0.7/33", "'10.0.0.7/33' is no address and no network"),
+        ("10.0.0.7/8", "such as 10.0.0.7 or 10.0.0.0/8; the network that this address is in is 10.0.0.0/8"),
+        ("", "'' is no address and no network"),
+    ],
+)
+def test_a_trusted_proxy_that_is_none_is_refused_by_its_value(value, said):
+    result = CliRunner().invoke(main, ["--trusted-proxy", "10.0.0.1", "--trusted-proxy", value])
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())

@@ -110,6 +110,7 @@ def test_a_request_is_a_span_with_its_sequence_below(frontend: Frontend, core: F
         "http.request.method": "POST",
         "http.route": "/v1/chat/completions",
         "http.response.status_code": 200,
+        "http.response.header.x-request-id": [id_of(answer)],
         "url.path": "/v1/chat/completions",
         "url.scheme": "http",
     }

@@ -90,7 +90,7 @@ def main(
 
     async def run() -> bool:
         link = CoreLink(core_endpoint)
-        tracing = start_tracing(link, "worker")
+        tracing = start_tracing(link, "worker", access_log=frontend.access_log)
         batches = make_batches(link, tokenizer, frontend, thread, store, api_keys)
         worker = Worker(link, tokenizer, thread, batches, api_keys, tracing)
         app = create_worker_app(worker, frontend.keep_alive_s)

@@ -136,4 +136,5 @@ def create_app(
     app.add_middleware(RequireApiKey, api_keys=settings.api_keys, callers=callers, open_paths=open_paths)
     routes = [route for router in routers for route in router.routes]
     install_error_handlers(app, routes)
-    return Traces(with_cors(app, settings.options.cors_origin), routes, link.counts)
+    outer = with_cors(app, settings.options.cors_origin)
+    return Traces(outer, routes, link.counts, tracing, settings.options.trusted_proxies)

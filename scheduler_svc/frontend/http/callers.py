@@ -1,20 +1,22 @@
-"""Who sends a request to a service without API keys, as far as its connection and its headers tell.
+"""Who sends a request, as far as its connection and its headers tell.
 
 A browser sends what any page tells it to, from its user's machine, so a port that only this machine reaches is open to
 every page that is read here. But the browser says which page sends (`Origin`, `Sec-Fetch-Site`), and the name that the
 page asked for (`Host`), which shows the names that their owners let DNS lead here ("DNS rebinding"). With API keys none
-of this is looked at: no page has a key, and browsers attach none.
+of this is looked at: no page has a key, and browsers attach none. The sender's address is for logs, and for shares.
 """
 
 import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend_options import Network
 
 VISITED_PATHS = ("/", "/docs")  # pages for people, to which pages of other sites may have links
 OTHER_SITES = ("cross-site", "same-site")  # of Sec-Fetch-Site; to browsers all ports of a host are one site
@@ -27,6 +29,7 @@ PROXY_HEADERS = frozenset(
 )
 PROXY_PREFIX = "x-forwarded-"
 MAX_SHOWN_CHARACTERS = 253  # the longest name that DNS has
+FORWARDED_FOR = "x-forwarded-for"
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+?)\.?)(?::[0-9]*)?", re.ASCII)
 
 
@@ -95,6 +98,24 @@ def is_this_machine(scope: Scope, headers: Headers) -> bool:
     )
 
 
+def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
+    """Return the address that a request comes from, empty where its connection has none.
+
+    A proxy's own address says nothing of its clients. One that is trusted is believed the last entry of
+    X-Forwarded-For, which it has added itself; what stands before that entry is what any client may have sent.
+
+    Args:
+        trusted: networks of proxies.
+    """
+    peer, _ = scope.get("client") or ("", 0)
+    address = _address(peer)
+    if address is None or not any(address in network for network in trusted):
+        return str(address or peer)
+    said = Headers(scope=scope).getlist(FORWARDED_FOR)
+    last = said[-1].rpartition(",")[2].strip() if said else ""
+    return str(_address(last) or _address(host_name(last)) or address)  # some proxies add a port
+
+
 def host_name(host: str) -> str:
     """Return the name or address in a `Host`, in lower case, without brackets, port and the dot that may end a name;
     empty if the value is not a host."""
@@ -110,9 +131,10 @@ def is_loopback(address: str) -> bool:
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(name)
+        address = ipaddress.ip_address(name)
     except ValueError:
         return None
+    return getattr(address, "ipv4_mapped", None) or address  # how a socket for both sees IPv4
 
 
 def _is_loopback_name(name: str) -> bool:

@@ -12,9 +12,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from common.logging import QuietLog, get_logger
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.body_limit import is_upload
-from scheduler_svc.frontend.http.plain_answers import REQUEST_ID_HEADER, ErrorResponse, is_of_messages, new_request_id
+from scheduler_svc.frontend.http.plain_answers import (
+    ERROR,
+    REFUSAL,
+    REQUEST_ID_HEADER,
+    ErrorResponse,
+    Refusal,
+    is_of_messages,
+    new_request_id,
+)
 from scheduler_svc.frontend.http.strict_h11 import StrictConnection
 from scheduler_svc.frontend.link.request_counts import OTHER, RequestCounts
+from scheduler_svc.frontend.tracing.access_log import write
 
 MAX_HEAD_BYTES = 32 * 1024  # request line and headers
 UPLOAD_STEP_BYTES = (
@@ -65,6 +74,7 @@ class ConnectionGuard(H11Protocol):
 
     Args:
         idle: the server's connections that no request is being answered on, in the order in which they became so.
+        access_log: whether what is answered here has a line in the log.
     """
 
     def __init__(
@@ -73,9 +83,11 @@ class ConnectionGuard(H11Protocol):
         limits: ConnectionLimits,
         counts: RequestCounts,
         idle: "dict[ConnectionGuard, None]",
+        access_log: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._access_log = access_log
         self._counts = counts
         self._idle = idle
         self.conn = StrictConnection(limits.max_head_bytes)
@@ -172,11 +184,17 @@ class ConnectionGuard(H11Protocol):
         for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+        if self._is_answering():  # its application sees a client that has gone, and is to tell what that was
+            self.scope.update({REFUSAL: Refusal(error, request_id), ERROR: error})  # type: ignore[misc]  # keys of ours
+            return
         self._counts.answered(OTHER, error.status)
         self._counts.refused(error.code or OTHER)
         client = self.transport.get_extra_info("peername")
         facts = {"client": client, "status": error.status, "code": error.code, "reason": error.message}
         refused_connections.happened(request=request_id, **facts)
+        if self._access_log:
+            place = {"address": client[0] if client else "", "endpoint": OTHER, "status": error.status}
+            write({"request": request_id, **place, "error": error.code})
 
     def _missing_part(self) -> _Part | None:
         match self.conn.their_state:

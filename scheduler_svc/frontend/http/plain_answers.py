@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Response
 from msgspec import Struct
@@ -21,8 +21,20 @@ ANSWER_ID = "baton.answer_id"  # of the answer that it asks for
 ANSWER = "baton.answer"  # the Generation or PooledAnswer
 IS_SUBMITTED = "baton.is_submitted"  # the core has it, and counts if it is refused
 ERROR = "baton.error"  # the ApiError that it is answered with, or that ended its stream
+REFUSAL = "baton.refusal"  # how its connection has answered it, while its application was at work
 IS_CLIENT_GONE = "baton.is_client_gone"  # its stream ended because the client hung up
 HELD = "baton.held"  # what it holds of its client's share of memory
+
+
+class Refusal(NamedTuple):
+    """An answer that did not come from the application.
+
+    Attributes:
+        request_id: that it has.
+    """
+
+    error: ApiError
+    request_id: str
 
 
 def new_request_id() -> str:

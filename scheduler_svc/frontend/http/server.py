@@ -47,6 +47,7 @@ class ServerSettings:
         name: of what serves, for the log.
         is_journaled: whether resumable requests go on after a restart of the core, so that a stop need not wait for
             them.
+        access_log: whether each answer has a line in the log.
     """
 
     loss_timeout_s: float
@@ -56,6 +57,7 @@ class ServerSettings:
     parent: int | None = None
     name: str = "frontend"
     is_journaled: bool = False
+    access_log: bool = False
 
 
 async def serve(
@@ -75,7 +77,8 @@ async def serve(
         True if a signal was the reason, False if the core or the parent is gone.
     """
     limits = ConnectionLimits(settings.max_connections, stall_timeout_s=settings.stall_timeout_s)
-    server = uvicorn.Server(http_config(app, limits, link.counts, settings.stop_grace_s))
+    config = http_config(app, limits, link.counts, settings.stop_grace_s, access_log=settings.access_log)
+    server = uvicorn.Server(config)
 
     def stop(*_: object) -> None:
         server.should_exit = True
@@ -110,13 +113,18 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def http_config(
-    app: ASGIApp, limits: ConnectionLimits, counts: RequestCounts, stop_grace_s: float = 0.0
+    app: ASGIApp,
+    limits: ConnectionLimits,
+    counts: RequestCounts,
+    stop_grace_s: float = 0.0,
+    *,
+    access_log: bool = False,
 ) -> uvicorn.Config:
     """uvicorn as a frontend runs it."""
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Config(
         app,
-        http=partial(ConnectionGuard, limits=limits, counts=counts, idle={}),  # type: ignore[arg-type]  # makes protocols
+        http=partial(ConnectionGuard, limits=limits, counts=counts, idle={}, access_log=access_log),  # type: ignore[arg-type]  # makes protocols
         ws="none",
         lifespan="off",
         log_config=None,

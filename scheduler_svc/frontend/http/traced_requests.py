@@ -1,16 +1,15 @@
-"""Traces the requests that generate, embed or score: of other requests OpenTelemetry gets to know nothing.
+"""Says which requests are noted in detail, those that generate, embed or score, and begins their traces.
 
-Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconnect from its stream. It stands behind
-the check of API keys, so that only clients can make spans.
+Plain ASGI, because Starlette's BaseHTTPMiddleware would hide a client's disconnect from its stream. It stands after
+the check of API keys, so that only clients can make spans. `traces.py` ends what begins here.
 """
 
 import re
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from scheduler_svc.frontend.errors import CLIENT_CLOSED_REQUEST, ApiError
-from scheduler_svc.frontend.http.plain_answers import ERROR, IS_CLIENT_GONE, MESSAGES_PATH
+from scheduler_svc.frontend.http.plain_answers import MESSAGES_PATH
 from scheduler_svc.frontend.http.rerank_api import RERANK_PATHS, SCORE_PATHS
 from scheduler_svc.frontend.tracing import names
 from scheduler_svc.frontend.tracing.life_spans import Attributes
@@ -32,7 +31,7 @@ _RESUME_PATH = re.compile(r"/v1/requests/[^/]+/events", re.ASCII)
 
 
 class TraceRequests:
-    """Puts a `RequestTrace` into the scope of a request, and ends it with the answer."""
+    """Puts a `RequestTrace` into the scope of a request."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app = app
@@ -40,32 +39,9 @@ class TraceRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        trace = self._trace(scope) if scope["type"] == "http" else None
-        if trace is None:
-            await self._app(scope, receive, send)
-            return
-        scope[TRACE] = trace
-        status = CLIENT_CLOSED_REQUEST
-
-        async def traced(message: Message) -> None:
-            nonlocal status
-            await send(message)
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                trace.attributes[names.STATUS] = status
-            else:
-                trace.sent()
-
-        failure = ""
-        try:
-            await self._app(scope, receive, traced)
-        except Exception as error:
-            failure = type(error).__qualname__
-            trace.attributes.setdefault(names.STATUS, 500)  # which it will be answered with
-            raise
-        finally:
-            _note_end(trace, scope, status, failure)
-            self._tracing.end(trace)
+        if scope["type"] == "http" and (trace := self._trace(scope)) is not None:
+            scope[TRACE] = trace
+        await self._app(scope, receive, send)
 
     def _trace(self, scope: Scope) -> RequestTrace | None:
         """A trace for a request, if it is one of those that are traced."""
@@ -92,15 +68,3 @@ def _parent(headers: Headers) -> Parent:
     if len(traceparents) != 1 or len(traceparents[0]) > MAX_HEADER_CHARACTERS:
         return Parent()
     return Parent(traceparents[0], tracestate if len(tracestate) <= MAX_HEADER_CHARACTERS else "")
-
-
-def _note_end(trace: RequestTrace, scope: Scope, status: int, failure: str) -> None:
-    error: ApiError | None = scope.get(ERROR)
-    if failure:
-        trace.failed(failure, is_ours=True)
-    elif error is not None:
-        trace.failed(error.code or str(error.status), is_ours=error.status >= 500)
-    elif scope.get(IS_CLIENT_GONE) or status == CLIENT_CLOSED_REQUEST:
-        trace.failed(names.CLIENT_GONE, is_ours=False)
-    elif status >= 400:
-        trace.failed(str(status), is_ours=status >= 500)

@@ -31,6 +31,7 @@ STATUS = "http.response.status_code"
 ROUTE = "http.route"
 PATH = "url.path"
 SCHEME = "url.scheme"
+REQUEST_ID = "http.response.header.x-request-id"
 ERROR_TYPE = "error.type"
 
 CLIENT = "baton.client"

@@ -1,9 +1,11 @@
-"""One request while it is traced: what is noted of it, and the span that it becomes."""
+"""One request while it is traced: what is noted of it, and the span and the line of the log that it becomes."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import structlog
 
 from scheduler_svc.frontend.tracing import names
 from scheduler_svc.frontend.tracing.life_spans import Attributes, LifeSpans
@@ -63,6 +65,29 @@ class Spans(Protocol):
         """
 
 
+class NoSpan:
+    """A span where none are exported."""
+
+    traceparent = ""
+    is_recorded = False
+
+    def end(self, ending: Ending) -> None:
+        """Do nothing."""
+
+
+class NoSpans:
+    """Where spans come from if none are exported."""
+
+    def begin(
+        self, name: str, start_ns: int, attributes: Attributes, parents: Sequence[Parent], *, is_request: bool
+    ) -> NoSpan:
+        """Begin none."""
+        return NoSpan()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 @dataclass
 class RequestTrace:
     """A request that came just now.
@@ -102,6 +127,11 @@ class RequestTrace:
         """Whether there is more to be found out of it."""
         return self._begun().is_recorded
 
+    @property
+    def trace_id(self) -> str:
+        """Of the trace that its span is in; empty without one. It begins, if it had not."""
+        return self._begun().traceparent[3:35]
+
     def begin(self, attributes: Attributes, origin: str = "") -> str:
         """It is known what is asked.
 
@@ -126,14 +156,14 @@ class RequestTrace:
             if self.attributes.get(names.REQUEST_STREAM):
                 self.attributes[names.TIME_TO_FIRST_CHUNK] = (self.now_ns - self.start_ns) / 1e9
 
-    def settle(self) -> None:
-        """It is over: let go of the answer."""
-        if self.answer is not None and self.is_recorded:
+    def note_answer(self) -> None:
+        """Note what the answer has come to."""
+        if self.answer is not None:
             self.attributes |= self.answer()
-        self.answer = self.has_token = None
 
     def end(self, end_ns: int, life: LifeSpans) -> None:
-        """Export it."""
+        """Export it, and let go of the answer."""
+        self.answer = self.has_token = None
         self._begun().end(Ending(end_ns, self.attributes, self._error, life))
 
     def _begun(self, origin: str = "") -> OpenSpan:
@@ -143,4 +173,6 @@ class RequestTrace:
             parents = (self.parent, Parent(origin)) if origin else (self.parent,)
             attributes: Attributes = {names.OPERATION: self.operation, names.PROVIDER: "baton", **self.attributes}
             self._span = self.spans.begin(name, self.start_ns, attributes, parents, is_request=self.is_request)
+            if self.trace_id:  # from now on in each line that this task logs, and those that it starts
+                structlog.contextvars.bind_contextvars(trace_id=self.trace_id)
         return self._span

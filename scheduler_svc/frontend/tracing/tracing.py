@@ -2,11 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from common import messages as m
 from common.errors import RequestRejected
+from scheduler_svc.frontend.tracing import access_log
+from scheduler_svc.frontend.tracing.access_log import Told
 from scheduler_svc.frontend.tracing.life_spans import Frame, LifeSpans, spans_of
 from scheduler_svc.frontend.tracing.request_trace import MAX_SEQUENCES, RequestTrace, Spans
 
@@ -21,26 +23,36 @@ class ClosableSpans(Spans, Protocol):
 
 
 class Tracing:
-    """Ends the spans of requests.
+    """Ends the spans of requests, and writes their lines into the log.
 
     Args:
         spans: where they come from.
         ask: has the core tell the life of its request with this id. Raises RequestRejected if there is no answer.
+        access_log: whether each answer has a line.
     """
 
-    def __init__(self, spans: ClosableSpans, ask: Callable[[str], Awaitable[m.Life]]) -> None:
+    def __init__(
+        self, spans: ClosableSpans, ask: Callable[[str], Awaitable[m.Life]], *, access_log: bool = False
+    ) -> None:
         self.spans = spans
+        self.access_log = access_log
         self._ask = ask
         self._ending: set[asyncio.Task[None]] = set()
 
-    def end(self, trace: RequestTrace) -> None:
-        """A request is over. This does not wait for the core."""
+    def end(self, trace: RequestTrace, facts: Mapping[str, Any] | None = None) -> None:
+        """A request is over. This does not wait for the core.
+
+        Args:
+            facts: for its line in the log; None for no line.
+        """
         end_ns = trace.now_ns
-        trace.settle()
-        if not trace.core_ids or not trace.is_recorded or len(self._ending) >= MAX_ASKED_FOR:
-            trace.end(end_ns, LifeSpans())
+        is_told = trace.is_recorded or facts is not None
+        if is_told:
+            trace.note_answer()
+        if not trace.core_ids or not is_told or len(self._ending) >= MAX_ASKED_FOR:
+            self._finish(trace, facts, end_ns, [])
             return
-        task = asyncio.create_task(self._end(trace, end_ns))
+        task = asyncio.create_task(self._end(trace, facts, end_ns))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -52,30 +64,36 @@ class Tracing:
         await asyncio.gather(*ending, return_exceptions=True)
         self.spans.close()
 
-    async def _end(self, trace: RequestTrace, end_ns: int) -> None:
-        life = LifeSpans()
+    async def _end(self, trace: RequestTrace, facts: Mapping[str, Any] | None, end_ns: int) -> None:
+        told: list[Told] = []
         try:
-            life = await self._life(trace, end_ns)
+            told = await self._told(trace, end_ns)
         finally:
-            trace.end(end_ns, life)
+            self._finish(trace, facts, end_ns, told)
 
-    async def _life(self, trace: RequestTrace, end_ns: int) -> LifeSpans:
+    def _finish(self, trace: RequestTrace, facts: Mapping[str, Any] | None, end_ns: int, told: Sequence[Told]) -> None:
+        if facts is not None:
+            access_log.write(facts, trace, told)
+        trace.end(end_ns, _spans(told) if trace.is_recorded else LifeSpans())
+
+    async def _told(self, trace: RequestTrace, end_ns: int) -> list[Told]:
         """What became of the first sequences of a request, as far as the core tells."""
         numbered = enumerate(trace.core_ids[:MAX_SEQUENCES])
         told = await asyncio.gather(*[self._of_prompt(trace, number, core_id, end_ns) for number, core_id in numbered])
-        first = itertools.islice(((*one, frame) for lives, frame in told for one in lives), MAX_SEQUENCES)
-        parts = [spans_of([(prompt, life)], frame) for prompt, life, frame in first]
-        events = sorted((event for part in parts for event in part.events), key=lambda event: event.at_ns)
-        return LifeSpans(tuple(span for part in parts for span in part.spans), tuple(events))
+        return list(itertools.islice(itertools.chain.from_iterable(told), MAX_SEQUENCES))
 
-    async def _of_prompt(
-        self, trace: RequestTrace, number: int, core_id: str, end_ns: int
-    ) -> tuple[list[tuple[int, m.SequenceLife]], Frame]:
+    async def _of_prompt(self, trace: RequestTrace, number: int, core_id: str, end_ns: int) -> list[Told]:
         """The lives of a prompt's sequences; none if the core does not tell."""
         asked_ns = trace.now_ns
         try:
             life = await self._ask(core_id)
         except RequestRejected:
-            life = m.Life(query_id=0, at=0.0)
+            return []
         frame = Frame.of(life, asked_ns, trace.now_ns, trace.start_ns, end_ns)
-        return [(number, sequence) for sequence in life.sequences], frame
+        return [(number, sequence, frame) for sequence in life.sequences]
+
+
+def _spans(told: Sequence[Told]) -> LifeSpans:
+    parts = [spans_of([(prompt, life)], frame) for prompt, life, frame in told]
+    events = sorted((event for part in parts for event in part.events), key=lambda event: event.at_ns)
+    return LifeSpans(tuple(span for part in parts for span in part.spans), tuple(events))

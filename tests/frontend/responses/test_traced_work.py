@@ -5,11 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from common import messages as m
 from scheduler_svc.frontend.background import pace, worker
 from scheduler_svc.frontend.tracing.life_spans import Attributes
-from scheduler_svc.frontend.tracing.request_trace import Ending, Parent
+from scheduler_svc.frontend.tracing.request_trace import Ending, NoSpans, Parent
 from scheduler_svc.frontend.tracing.tracing import Tracing
 from tests.frontend.fake_core import refuse, say
 from tests.frontend.links import in_event_loop, linked_core, until
@@ -117,3 +118,38 @@ async def test_a_response_that_fails(tmp_path: Path):
             assert (await ended(store)).status == "failed"
             await until(lambda: spans.begun and spans.begun[0].ending)
         assert spans.begun[0].ending.error == "failed"
+
+
+@in_event_loop
+async def test_a_response_has_one_line_when_it_has_ended_and_not_when_there_is_no_room(tmp_path: Path):
+    async with linked_core(tmp_path, refuse("full", "queue_full")) as (core, link):
+        core.tell_life = one
+        tracing = Tracing(NoSpans(), link.life, access_log=True)
+        with capture_logs() as logs:
+            async with working(link, tmp_path, tracing) as (made, store):
+                await keep(store)
+                made.start("", ID)
+                await until(lambda: core.submits)
+                core.script = slowly
+                core.stories.clear()
+                await ended(store)
+                await until(lambda: [line for line in logs if line["event"] == "answered"])
+            await tracing.close()
+    [line] = [line for line in logs if line["event"] == "answered"]
+    assert (line["id"], line["endpoint"], line["status"]) == (ID, "/v1/responses", 200)
+    assert line["tokens_out"] == len(WORDS)
+    assert line["total_s"] >= 0.03
+    assert "error" not in line
+
+
+@in_event_loop
+async def test_a_response_that_fails_has_a_line_that_says_so(tmp_path: Path):
+    async with linked_core(tmp_path, refuse("broken", "internal_error")) as (_, link):
+        tracing = Tracing(NoSpans(), link.life, access_log=True)
+        with capture_logs() as logs:
+            async with working(link, tmp_path, tracing) as (_, store):
+                await keep(store)
+                await ended(store)
+            await tracing.close()
+    [line] = [line for line in logs if line["event"] == "answered"]
+    assert (line["status"], line["error"], line["tokens_out"]) == (500, "failed", 0)
