@@ -43,7 +43,7 @@ def back_up(folder: Path, target: Path) -> dict[str, int]:
     _require_store(folder / FILE_NAME)
     require_trusted(folder, FILE_NAMES)
     if os.path.lexists(target):
-        raise StoreError(f"{target} exists, and is not overwritten; name another file")
+        raise _exists(target)
     return _copy(folder / FILE_NAME, target)
 
 
@@ -73,6 +73,24 @@ def restore(source: Path, folder: Path) -> dict[str, int]:
         return _copy(source, folder / FILE_NAME)
 
 
+def _exists(path: Path) -> StoreError:
+    return StoreError(f"{path} exists, and is not overwritten; name another file")
+
+
+def _give_name(part: Path, target: Path) -> None:
+    """Rename a file, unless there is another one meanwhile."""
+    try:
+        os.link(part, target)
+    except FileExistsError as error:
+        raise _exists(target) from error
+    except OSError:  # a file system without links
+        if os.path.lexists(target):
+            raise _exists(target) from None
+        os.rename(part, target)
+    else:
+        part.unlink()
+
+
 def _require_store(path: Path) -> None:
     try:
         with path.open("rb"):
@@ -95,7 +113,7 @@ def _copy(source: Path, target: Path) -> dict[str, int]:
         raise StoreError(f"{target} cannot be written: {error.strerror}") from error
     try:
         facts = _filled(source, part)
-        os.rename(part, target)
+        _give_name(part, target)
         _sync(target.parent)
     except BaseException as error:
         part.unlink(missing_ok=True)

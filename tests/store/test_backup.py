@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from scheduler_svc.client.cli import main
 from scheduler_svc.server.store_folder import StoreFolder
-from scheduler_svc.store import batch_results, batches, files, responses
+from scheduler_svc.store import backup, batch_results, batches, files, responses
 from scheduler_svc.store.backup import back_up, restore
 from scheduler_svc.store.check import check
 from scheduler_svc.store.database import FILE_NAME, connect
@@ -55,7 +55,7 @@ def test_it_goes_there_and_back_while_the_service_runs(filled, tmp_path):
     with in_use(filled) as store:
         store.call(responses.add, rows.response("later"))  # in the log alone
         done = run("backup", copy, "--store", filled)
-        assert (done.exit_code, "2 responses, 1 files, 1 batches" in done.stderr) == (0, True), done.stderr
+        assert (done.exit_code, "responses: 2, files: 1, batches: 1" in done.stderr) == (0, True), done.stderr
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("copy")] == ["copy.db"]
     done = run("restore", copy, "--store", other)
@@ -149,13 +149,23 @@ def test_what_is_no_whole_store_is_neither_copied_nor_restored(filled, tmp_path,
     assert not (tmp_path / "new" / FILE_NAME).exists()
 
 
-def test_nothing_is_overwritten(filled, tmp_path):
+def test_nothing_is_overwritten(filled, tmp_path, monkeypatch):
     (tmp_path / "taken").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("taken", "link"):
         done = run("backup", tmp_path / name, "--store", filled)
         assert (done.exit_code, "is not overwritten" in done.stderr) == (1, True)
     assert (tmp_path / "taken").read_text() == "mine"
+    check_it = backup._faults
+
+    def check_slowly(connection, version):
+        (tmp_path / "late").write_text("mine")
+        return check_it(connection, version)
+
+    monkeypatch.setattr(backup, "_faults", check_slowly)
+    with pytest.raises(StoreError, match="is not overwritten"):
+        back_up(filled, tmp_path / "late")
+    assert (tmp_path / "late").read_text() == "mine"
     (tmp_path / "copy.db.part").write_text("")
     done = run("backup", tmp_path / "copy.db", "--store", filled)
     assert (done.exit_code, f"rm {tmp_path}/copy.db.part" in done.stderr) == (1, True)

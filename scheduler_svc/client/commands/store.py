@@ -83,4 +83,4 @@ def _told(work: Callable[[], dict[str, int]]) -> str:
     except StoreError as error:
         raise click.ClickException(str(error)) from error
     num_bytes = counts.pop("bytes")
-    return ", ".join([f"{num_bytes / 1e6:.1f} MB", *(f"{count} {name}" for name, count in counts.items())])
+    return ", ".join([f"{num_bytes / 1e6:.1f} MB", *(f"{name}: {count}" for name, count in counts.items())])
