@@ -201,9 +201,9 @@ def main(
                 arguments += [*store.arguments(), "--log-level", log_level, "--log-format", log_format]
                 arguments += ["--api-keys", str(api_keys_file)] if api_keys_file is not None else []
                 worker = _worker(store, arguments, client_ids, stack, lambda: bool(stopping))
-                processes = FrontendProcesses(
-                    frontends, listener, arguments if journal is None else [*arguments, "--journaled"], worker
-                )
+                if journal is not None:
+                    arguments = [*arguments, "--journaled", "--key-uses", str(journal.path.parent)]
+                processes = FrontendProcesses(frontends, listener, arguments, worker)
                 stack.callback(processes.kill)
             others = curve, processes, kv_events, api_keys_file
             core_process = CoreProcess(executor_endpoint, front, config, journal, *others)

@@ -29,6 +29,7 @@ from scheduler_svc.frontend.storing.storage import Storage, in_use
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend.tracing.start import start_tracing
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
+from scheduler_svc.key_uses import KeyUses, noting
 from scheduler_svc.store_options import StoreOptions, store_options
 
 log = get_logger(__name__)
@@ -49,6 +50,8 @@ log = get_logger(__name__)
               help="Of a file that is uploaded.")  # fmt: skip
 @click.option("--api-keys", "api_keys_file", type=click.Path(dir_okay=False, path_type=Path),
               help="File of API keys (baton keys api).")  # fmt: skip
+@click.option("--key-uses", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+              help="Note there when API keys are used.")  # fmt: skip
 @click.option("--loss-timeout-s", type=click.FloatRange(min=1), default=10.0, show_default=True,
               help="Exit when the core has been silent for so long.")  # fmt: skip
 @click.option("--stall-timeout-s", type=click.FloatRange(min=1), default=30.0, show_default=True,
@@ -68,6 +71,7 @@ def main(
     max_body_bytes: int,
     max_file_bytes: int,
     api_keys_file: Path | None,
+    key_uses: Path | None,
     loss_timeout_s: float,
     stall_timeout_s: float,
     store: StoreOptions,
@@ -80,7 +84,8 @@ def main(
     setup_logging("frontend", log_level, log_format)
     give_large_blocks_back()
     try:
-        api_keys = ApiKeys(plain_keys(), api_keys_file)
+        uses = None if key_uses is None or api_keys_file is None else KeyUses(key_uses)
+        api_keys = ApiKeys(plain_keys(), api_keys_file, uses)
         tokenizer = Tokenizer(resolve_model(model, weights=False))
         tokenizer.start_rendering()
         storage = Storage.open(store, api_keys, makes=parent is None)
@@ -111,7 +116,7 @@ def main(
         try:
             app = create_app(link, tokenizer, api_settings, storage, live, tracing)
             gc.freeze()  # the model's tables stay; to look through them takes 30 ms, in which no thread has a turn
-            async with in_use(storage), watched(Revocations(api_keys, link, storage)):
+            async with in_use(storage), noting(uses), watched(Revocations(api_keys, link, storage)):
                 return await serve(app, link, listener, server_settings, at_stop=at_stop)
         finally:
             link.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 from common.logging import get_logger
 from common.messages import MAX_PRIORITY
 from scheduler_svc.api_key_file import ApiKey, ApiKeysError, digest, read_key_file, unnamed, version_of
+from scheduler_svc.key_uses import KeyUses
 
 RELOAD_INTERVAL_S = 1.0
 REVOKED_AFTER_S = 10.0  # for which a key is missing: whoever writes the file may take several steps
@@ -58,12 +59,14 @@ class ApiKeys:
     Args:
         plain: keys themselves, without names (`api_key_file.unnamed`).
         path: of the file; None for no file. With a file that has no keys, no request is let in.
+        uses: is told when a key of the file is used.
 
     Raises:
         ApiKeysError: the file cannot be used now. When that happens later, the previous keys stay.
     """
 
-    def __init__(self, plain: Sequence[str] = (), path: Path | None = None) -> None:
+    def __init__(self, plain: Sequence[str] = (), path: Path | None = None, uses: KeyUses | None = None) -> None:
+        self._uses = uses
         self._plain = [_client_of(unnamed(key)) for key in plain]
         self._path = path
         self._seen = self._look()
@@ -88,7 +91,11 @@ class ApiKeys:
     def client_of(self, key: str) -> ApiClient | None:
         """The client with this key; None if there is none, or it has expired."""
         found = self._client_of(key)
-        return None if found is None or found.has_expired else found
+        if found is None or found.has_expired:
+            return None
+        if self._uses is not None and found not in self._plain:
+            self._uses.used(found.sha256)
+        return found
 
     def expired_client_of(self, key: str) -> ApiClient | None:
         """The client whose key this was until it expired; None if it is no such key."""

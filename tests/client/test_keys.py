@@ -19,6 +19,7 @@ from scheduler_svc.api_key_file import digest
 from scheduler_svc.client.cli import main
 from scheduler_svc.client.keys.key_ring import KeyRing
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.key_uses import KeyUses
 from tests.support.other_user import UID, command_as, folder_of_all, needs_root
 
 ROOT = Path(__file__).parents[2]
@@ -246,7 +247,7 @@ def test_several_at_once_lose_nothing(root):
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-    assert len(KeyRing(root).entries()) == 40
+    assert len(KeyRing(root).entries({})) == 40
 
 
 def _add(root, worker, all_started):
@@ -385,3 +386,37 @@ def test_a_key_that_has_expired_is_listed_as_that(keys, root):
     path = root / "scheduler" / "api-keys.json"
     path.write_text(re.sub(r'"expires": ".*?"', '"expires": "2020-01-01T00:00:00Z"', path.read_text()))
     assert "  expired  " in keys("list").stdout
+
+
+def test_when_keys_were_last_used(keys, root, tmp_path, monkeypatch):
+    used, unused = (keys("api", name).stdout.strip() for name in ("used", "unused"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def seen(*options):
+        return {entry["name"]: entry["last_used"] for entry in json.loads(keys("list", "--json", *options).stdout)}
+
+    assert seen() == {"used": "", "unused": ""}
+    for folder, used_at in ((tmp_path / "state" / "baton", 1.8e9), (root.parent, 1.8e9 + 60), (tmp_path / "x", 0.0)):
+        folder.mkdir(parents=True, exist_ok=True)
+        KeyUses(folder).note({digest(used): used_at})
+    assert seen() == {"used": "2027-01-15T08:01:00+00:00", "unused": ""}, "the last one that either place knows"
+    assert seen("--state", str(tmp_path / "x"))["used"] == "1970-01-01T00:00:00+00:00"
+    _, first, second = keys("list").stdout.splitlines()
+    assert "  2027-01-15 08:01  -        no limit" in first
+    assert "  -                 -        no limit" in second
+    assert digest(unused)[:12] in second
+
+
+@needs_root
+def test_who_may_not_read_when_keys_were_used_is_told_so_and_sees_the_rest():
+    with folder_of_all(0o755) as home:
+        CliRunner().invoke(main, ["keys", "api", "alice", "--dir", str(home / "keys")])
+        for path in (home / "keys", *(home / "keys").rglob("*")):
+            os.chown(path, UID, UID)
+        (home / "state").mkdir(mode=0o700)
+        KeyUses(home / "state").note({digest("x"): 1.0})
+        options = ("--dir", home / "keys", "--state", home / "state")
+        done = by_service(UID, "main(['keys', 'list', *sys.argv[1:]])", *options)
+        assert done.returncode == 0, done.stderr
+        assert "alice" in done.stdout
+        assert f"is not known: {home}/state/key-uses: Permission denied" in done.stderr

@@ -35,8 +35,14 @@ def keys(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory, keys):
-    with running_fleet(tmp_path_factory.mktemp("logs"), scheduler_options=("--api-keys", str(keys.file))) as running:
+def state(tmp_path_factory):
+    """The folder of the journal."""
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def fleet(state, keys):
+    with running_fleet(state, scheduler_options=("--api-keys", str(keys.file))) as running:
         yield running
 
 
@@ -86,3 +92,13 @@ def test_lines_of_a_batch_wait_until_there_are_tokens_again(fleet, keys):
     done = eventually(lambda: (now := client.batches.retrieve(batch.id)).status == "completed" and now, 60)
     assert (done.request_counts.completed, done.request_counts.failed) == (3, 0)
     assert metric(fleet, keys, refused) > before, "some had to wait: each may take nearly half of a minute's tokens"
+
+
+def test_when_a_key_was_last_used_stands_beside_the_journal(fleet, keys, state):
+    client_of(fleet, keys.few).models.list()
+
+    def uses():
+        listed = json.loads(keys("list", "--json", "--state", str(state)))
+        return {entry["name"]: entry["last_used"] for entry in listed}
+
+    assert eventually(lambda: uses()["few"], 10).startswith("20")

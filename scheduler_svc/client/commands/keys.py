@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SPAN = re.compile(r"([0-9]{1,6})([mhd])", re.ASCII)
 HEADS = (
-    *("KIND", "NAME", "MADE", "EXPIRES"),
+    *("KIND", "NAME", "MADE", "LAST USED", "EXPIRES"),
     *("OPEN REQUESTS", "REQUESTS/MIN", "TOKENS/MIN", "RIGHTS", "KEY", "ID"),
 )
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -129,11 +129,17 @@ def api(context: click.Context, /, *, name: str, rotate: bool, root: Path, **rig
 
 @command.command("list", epilog=EXIT_CODES_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON list of objects.")
+@click.option("--state", type=click.Path(file_okay=False, readable=False, path_type=Path), envvar="BATON_STATE_DIR",
+              show_envvar=True, metavar="FOLDER", help="The folder of the scheduler's journal, which says when keys "
+              "were used.  [default: $XDG_STATE_HOME/baton, and the folder that --dir is in]")  # fmt: skip
 @dir_option
-def list_(*, as_json: bool, root: Path) -> None:
+def list_(*, as_json: bool, state: Path | None, root: Path) -> None:
     """Show who may connect, and which clients have a key."""
+    uses, unknown = _last_uses([state] if state is not None else [*_own_state(), root.absolute().parent])
     with _key_ring(root) as ring:
-        entries = ring.entries()
+        entries = ring.entries(uses)
+    for reason in unknown:
+        say(f"baton: when keys were last used is not known: {reason} (the scheduler's user may read it)")
     if as_json:
         import msgspec  # noqa: PLC0415  (not needed for --help)
 
@@ -176,6 +182,33 @@ def _key_ring(root: Path) -> Iterator["KeyRing"]:
         raise KeysError(why_not(error)) from error
 
 
+def _own_state() -> list[Path]:
+    """The folder in which this user's scheduler keeps its journal by default; none for a user without a home."""
+    from scheduler_svc.store_options import state_folder  # noqa: PLC0415
+
+    try:
+        return [state_folder()]
+    except RuntimeError:
+        return []
+
+
+def _last_uses(folders: Sequence[Path]) -> tuple[dict[str, float], list[str]]:
+    """When keys were last used, as far as these folders tell, and why others do not."""
+    from common.paths import why_not  # noqa: PLC0415
+    from scheduler_svc.key_uses import last_uses  # noqa: PLC0415
+
+    found: dict[str, float] = {}
+    faults = []
+    for folder in folders:
+        try:
+            uses = last_uses(folder)
+        except OSError as error:
+            faults.append(why_not(error))
+            uses = {}
+        found |= {name: max(at, found.get(name, 0.0)) for name, at in uses.items()}
+    return found, faults
+
+
 def _moment(when: str | None) -> datetime | None:
     """Read what `--expires` says, None for never. Raises BadParameter."""
     if when is None or when == "never":
@@ -207,6 +240,7 @@ def _print_table(entries: Sequence["Entry"]) -> None:
                 entry.kind,
                 entry.name,
                 entry.created[:10],
+                entry.last_used[:16].replace("T", " ") or "-",
                 "expired" if has_expired else entry.expires[:10] or "-",
                 *(str(limit or "no limit") if entry.kind == "api" else "-" for limit in limits),
                 "admin" if entry.admin else "metrics" if entry.metrics else "-",

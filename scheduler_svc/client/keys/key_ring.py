@@ -15,7 +15,7 @@ import pwd
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ from scheduler_svc.api_key_file import (
     read_key_file,
 )
 from scheduler_svc.api_key_options import API_KEYS_FILE
+from scheduler_svc.key_uses import name_of_use
 
 
 class KeyRingError(BatonError):
@@ -51,7 +52,7 @@ class Entry:
         created: in UTC, ISO 8601.
         key: an executor's public key in Z85, or the first digits of the SHA-256 of an API key.
         max_open_requests, requests_per_minute, tokens_per_minute, admin, metrics: fields of an API key.
-        expires: as `created`; empty for never.
+        expires, last_used: as `created`; empty for never, and where no use is known.
     """
 
     kind: Literal["executor", "api"]
@@ -65,6 +66,7 @@ class Entry:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     expires: str = ""
+    last_used: str = ""
 
 
 class KeyRing:
@@ -145,8 +147,12 @@ class KeyRing:
             _replace(self.api_keys, encode_key_file([*keys, entry]), 0o600)
         return key
 
-    def entries(self) -> list[Entry]:
-        """All keys but the scheduler's: executors by name, then API keys in the order made."""
+    def entries(self, uses: Mapping[str, float]) -> list[Entry]:
+        """All keys but the scheduler's: executors by name, then API keys in the order made.
+
+        Args:
+            uses: when API keys were last used (`key_uses.last_uses`).
+        """
         if not is_there(self.root):
             raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
         executors = [
@@ -166,6 +172,7 @@ class KeyRing:
                 key.requests_per_minute,
                 key.tokens_per_minute,
                 "" if key.expires is None else _written(key.expires),
+                "" if (at := uses.get(name_of_use(key.sha256))) is None else _written(datetime.fromtimestamp(at, UTC)),
             )
             for key in self._read_api_keys()
         ]
