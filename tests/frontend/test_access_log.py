@@ -201,6 +201,20 @@ def test_a_client_that_leaves_in_the_middle_of_its_stream(frontend, core, lines)
     assert line["first_token_s"] <= line["total_s"]
 
 
+def test_a_stream_that_is_cancelled_is_a_line_and_so_is_what_cancels_it(frontend, core, lines):
+    core.script = say(list(range(70, 170)), pause_s=0.02)
+    headers = {"authorization": f"Bearer {KEY}", "x-request-id": "cancelled"}
+    body = CHAT | {"stream": True, "max_tokens": 100, "request_id": "mine"}
+    with frontend.begin("/v1/chat/completions", body, **headers) as connection:
+        connection.recv(4096)
+        headers["x-request-id"] = "cancels"
+        assert httpx.delete(f"{frontend.url}/v1/requests/mine", headers=headers).status_code == 204
+        line = lines.of("cancelled")
+    assert (line["id"], line["status"], line["error"]) == ("mine", 200, "cancelled")
+    line = lines.of("cancels")
+    assert (line["id"], line["method"], line["status"]) == ("mine", "DELETE", 204)
+
+
 def raw(frontend: Frontend, sent: bytes) -> str:
     """The id of an answer to these bytes."""
     with socket.create_connection(frontend.address, timeout=10) as connection:
