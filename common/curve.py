@@ -55,8 +55,8 @@ class KeyPair:
     @classmethod
     def load(cls, path: Path) -> "KeyPair":
         """Read a secret file. Raises KeyFileError, also if another user could have read it."""
-        public, secret = _read(path)
         _require_private(path)
+        public, secret = _read(path)
         if secret is None:
             raise KeyFileError(f"{path} has no secret key")
         if zmq.curve_public(_checked(path, secret)) != public:
@@ -113,7 +113,7 @@ class ClientCurve:
 
 def load_public(path: Path) -> bytes:
     """The public key in a file. Raises KeyFileError, also if another user could have changed it."""
-    status = _status_of_own(path)  # before it is opened: a pipe of another user would never be read to its end
+    status = _status_of_own(path)
     if not stat.S_ISREG(status.st_mode):
         raise KeyFileError(f"{path} is no file")
     _require_unchangeable(path, status)
@@ -151,9 +151,10 @@ def certificate(public: bytes, secret: bytes | None = None) -> str:
 
 def _read(path: Path) -> tuple[bytes, bytes | None]:
     try:
-        public, secret = zmq.auth.load_certificate(path)
+        with path.open("rb"):  # for the reason: pyzmq calls what it cannot look at missing
+            public, secret = zmq.auth.load_certificate(path)
     except OSError as error:
-        raise KeyFileError(f"{path} cannot be read: {error.strerror or 'there is no such file'}") from error
+        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise KeyFileError(f"{path} has no public key") from error
     except Exception as error:  # IndexError so far; pyzmq raises whatever it comes across in a file that is malformed
@@ -186,6 +187,8 @@ def _status_of_own(path: Path) -> os.stat_result:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
     if fault := why_foreign(path, status):
         raise KeyFileError(fault)
+    if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode) or stat.S_ISCHR(status.st_mode):
+        raise KeyFileError(f"{path} is no file")  # before it is opened: a pipe would never be read to its end
     return status
 
 

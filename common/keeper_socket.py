@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from common.errors import KeeperError
+from common.paths import user_name
 from common.socket_path import SocketPath
 from common.trust import can_be_ours, first_of_ours, why_not_ours_alone
 
@@ -73,7 +74,7 @@ def connect_to_keeper(socket_path: Path, timeout_s: float) -> socket.socket:
             connecting.connect(place.path)
         connecting.settimeout(timeout_s)
         if (uid := peer_of(connecting)[1]) != os.geteuid():
-            raise KeeperError(f"{socket_path} is of user {uid}, this process runs as user {os.geteuid()}")
+            raise KeeperError(f"{socket_path} is of user {user_name(uid)}, this process of {user_name(os.geteuid())}")
     except BlockingIOError as error:
         connecting.close()
         raise KeeperError(f"the keeper at {socket_path} has taken no connection for {timeout_s:g} s") from error

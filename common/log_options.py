@@ -10,6 +10,7 @@ import click
 
 from common.exit_codes import exit_code_of
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, LOG_LEVELS, get_logger, setup_logging
+from common.paths import why_not
 
 OPTION = "--log-format"
 
@@ -41,7 +42,7 @@ class CannotStart(click.ClickException):
     """
 
     def __init__(self, error: Exception, *passing: type[BaseException]) -> None:
-        super().__init__(str(error))
+        super().__init__(why_not(error))
         self.exit_code = exit_code_of(error, *passing)  # type: ignore[misc]  # it is an int of the class otherwise
 
 

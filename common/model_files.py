@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from common.errors import CheckpointError, TryAgainError
+from common.paths import is_folder, is_there
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 TOKENIZER_PATTERNS = (
@@ -19,6 +20,8 @@ POOLING_PATTERNS = (
     "modules.json",
     "*Pooling/config.json",
 )  # of sentence-transformers, for an executor to choose its task
+_SERVED = "a model is a folder with config.json, tokenizer.json and *.safetensors, or a hub id (owner/name)"
+_FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".bin", ".pt", ".pth")
 _VARIABLES = "HF_ENDPOINT and others of huggingface_hub, ALL_PROXY, HTTPS_PROXY and HTTP_PROXY"
 
 
@@ -39,10 +42,13 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
     if model is None:
         return DEMO_MODEL_DIR
     folder = Path(os.path.expanduser(model))
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
-        raise CheckpointError(f"there is no folder {model}, and it is not a hub id (owner/name)")
+    try:
+        if is_folder(folder):
+            return folder
+        if fault := _why_no_id(model, folder):
+            raise CheckpointError(fault)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
     patterns = TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ())
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow to import, rarely needed)
@@ -63,6 +69,28 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
         ) from error
 
 
+def _why_no_id(model: str, path: Path) -> str | None:
+    """Say so if a text cannot mean a model of the hub: it is a path that is there, or looks like one."""
+    if is_there(path):
+        if _is_gguf(path):
+            return f"{model} is a GGUF file, which is not served: {_SERVED}"
+        return f"{model} is no folder: {_SERVED}"
+    if path.is_absolute() or model.startswith((".", "~")) or model.endswith("/") or model.count("/") != 1:
+        return f"there is no folder {model}, and it is not a hub id (owner/name)"
+    if model.endswith(_FILE_ENDINGS):
+        return f"there is no {model}, and a hub id (owner/name) does not end like a file; {_SERVED}"
+    if is_there(path.parent):
+        return f"there is no folder {model}, and a hub id (owner/name) is asked for only where no {path.parent} is here"
+    return None
+
+
+def _is_gguf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
 def _reason(error: Exception) -> str:
     """The first line of what an error says."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -73,4 +101,4 @@ def model_name(model: str | None) -> str:
     if model is None:
         return "baton-demo"
     folder = Path(os.path.expanduser(model))
-    return folder.resolve().name if folder.is_dir() else model
+    return Path(os.path.realpath(folder)).name if os.path.isdir(folder) else model

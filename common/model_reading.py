@@ -103,16 +103,17 @@ def _whole_numbers(content: Any) -> Any:
             return content
 
 
-def check_regular(path: Path) -> None:
-    """Raise CheckpointError if a file that a library is going to open is there, and is no regular one."""
+def check_regular(path: Path) -> bool:
+    """Tell whether a file that a library is going to open is there. Raises CheckpointError if it is no regular one."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        return
+        return False
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"{path} is no regular file, but a {_kind(mode)}")
+    return True
 
 
 def _kind(mode: int) -> str:

@@ -7,6 +7,9 @@ import os
 import pwd
 import stat
 from pathlib import Path
+from typing import Any
+
+import click
 
 
 def is_there(path: Path) -> bool:
@@ -37,7 +40,26 @@ def user_name(uid: int) -> str:
         return f"#{uid}"  # as sudo -u takes it
 
 
-def why_not(error: OSError) -> str:
-    """Say what an error of the system says, with the path and without its number."""
+def why_not(error: Exception) -> str:
+    """Say what an error says: one of the system with its path and without its number."""
+    if not isinstance(error, OSError):
+        return str(error)
     reason = error.strerror or str(error)
     return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, (str, bytes)) else reason
+
+
+class ExistingPath(click.Path):
+    """A path that has to be there, for an option. Click itself calls missing what this user may not look at."""
+
+    def __init__(self, **rules: Any) -> None:
+        super().__init__(exists=True, path_type=Path, **rules)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check it; click fails with one line."""
+        try:
+            os.stat(value)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # click says so, and takes "-" where that is stdin
+        except OSError as error:
+            self.fail(f"{click.format_filename(value)} cannot be read: {error.strerror}", param, ctx)
+        return super().convert(value, param, ctx)

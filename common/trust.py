@@ -16,8 +16,12 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from common.paths import user_name
+
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_LINKS = 40  # as many as Linux follows
+# How deep a folder lies that is not the system's: /etc/baton, /var/lib/baton. Nowhere below those with 99.
+_OWN_FROM = {"var": 3, "run": 3} | dict.fromkeys(("dev", "proc", "sys", "usr", "bin", "sbin", "lib", "boot"), 99)
 WAIVER = "BATON_TRUST_FOLDERS"  # a variable of the environment
 WAIVED = f"set {WAIVER}=1 in a container in which there is no other user"
 
@@ -45,7 +49,7 @@ def why_untrusted(path: Path, *, is_private: bool = False) -> str | None:
             if fault := why_changeable(step, status):
                 return fault
             if is_private and stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH:
-                return f"{step} can be read by others (mode {_mode(status)}): chmod o-rwx {step}"
+                return f"{step} can be read by others (mode {_mode(status)}){_advice('chmod o-rwx', step, status)}"
     except OSError as error:
         return f"{error.filename or path} cannot be looked at: {error.strerror}"
     return None
@@ -78,26 +82,37 @@ def why_changeable(
     if fault := _why_of_all(path, mode):
         return fault
     others = mode & OTHERS_WRITE
-    if others == stat.S_IWGRP and spares_own_group and _is_own_group(status.st_gid):
+    if not others or (others == stat.S_IWGRP and spares_own_group and _is_own_group(status.st_gid)):
         return None
-    return f"{path} can be changed by others (mode {_mode(status)}): chmod go-w {path}" if others else None
+    return f"{path} can be changed by others (mode {_mode(status)}){_advice('chmod go-w', path, status)}"
 
 
 def why_not_ours_alone(folder: Path) -> str | None:
-    """Say so if a folder, which is not to be a link, is not this user's, or others may do anything in it."""
+    """Say so if a folder, which is not to be a link, is not this user's, or others may do anything in it.
+
+    The caller knows what helps: to close a folder may break what else is in it.
+    """
     try:
         status = folder.lstat()
     except OSError as error:
         return f"{folder}: {error.strerror}"
     if not stat.S_ISDIR(status.st_mode):
         return f"{folder} is not a folder (or a link to one)"
-    if fault := _why_of_all(folder, status.st_mode):
-        return fault
     if status.st_uid != os.geteuid():
-        return f"{folder} belongs to user {status.st_uid}, this process runs as user {os.geteuid()}"
-    if mode := stat.S_IMODE(status.st_mode) & 0o077:
-        return f"{folder} is open to other users (mode bits {mode:03o}): chmod 700 {folder}"
+        owner, own = user_name(status.st_uid), user_name(os.geteuid())
+        return f"{folder} belongs to user {owner}, this process runs as user {own}"
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        return f"{folder} is open to other users (mode {_mode(status)})"
     return None
+
+
+def _advice(command: str, path: Path, status: os.stat_result) -> str:
+    """Name the command that closes a path, unless more than this user's own work depends on how that is: folders of the
+    system with what is in them, and devices."""
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        return ""
+    parts = (path if stat.S_ISDIR(status.st_mode) else path.parent).parts[1:]
+    return f": {command} {path}" if len(parts) >= _OWN_FROM.get(parts[0] if parts else "", 2) else ""
 
 
 def _why_of_all(folder: Path, mode: int) -> str | None:

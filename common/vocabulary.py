@@ -31,8 +31,11 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a model's folder. Raises CheckpointError if its config.json does not tell."""
     path = folder / "config.json"
     config = read_model_json(path, dict)
-    if config is None or "vocab_size" not in config:
-        raise CheckpointError(f"{path} has no vocab_size" if config is not None else f"there is no {path}")
+    if config is None:
+        raise CheckpointError(f"there is no {path}")
+    if "vocab_size" not in config:
+        kind = f"it is of another kind of model (model_type {config.get('model_type')!r:.80})"
+        raise CheckpointError(f"{path} has no vocab_size: {kind}")
     tokens = _read_tokens(folder)
     return Vocabulary(checked_vocab_size(path, config["vocab_size"]), _hash(tokens), _former_hash(tokens))
 

@@ -4,15 +4,18 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from common.errors import KeeperError
 from common.keeper_socket import check_folder, require_linux
+from common.paths import why_not
 from common.socket_path import SocketPath
 
 BACKLOG = 64
+_ADVICE = "name a socket in another folder by --socket: a folder that is missing is made, for this user alone"
 
 
 class Listening:
@@ -31,10 +34,13 @@ class Listening:
     def __init__(self, path: Path) -> None:
         require_linux()
         self._path = path
-        with suppress(FileExistsError):
-            path.parent.mkdir(mode=0o700)
-        check_folder(path)
-        self._lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            with suppress(FileExistsError):
+                path.parent.mkdir(mode=0o700)
+            check_folder(path)
+            self._lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except (KeeperError, OSError) as error:
+            raise KeeperError(f"{why_not(error)}; {_ADVICE}") from error
         try:
             self.socket = self._listen()
         except BaseException:
@@ -63,6 +69,8 @@ class Listening:
             raise KeeperError(f"another keeper listens at {self._path}") from error
         if self._answers():  # although its lock file is gone: something tidied up the folder
             raise KeeperError(f"another keeper listens at {self._path}") from OSError(errno.EADDRINUSE, "in use")
+        if os.path.lexists(self._path) and not stat.S_ISSOCK(self._path.lstat().st_mode):
+            raise KeeperError(f"{self._path} is there already, and no socket; name another path by --socket")
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         umask = os.umask(0o177)  # there is one thread yet

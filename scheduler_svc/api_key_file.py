@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -107,8 +108,10 @@ def digest(key: str) -> str:
 def read_key_file(path: Path) -> tuple[ApiKey, ...]:
     """The keys in a file. Raises ApiKeysError, also if others could have written it."""
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would never open
             status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ApiKeysError(f"{path} is no file")
             keys = msgspec.json.decode(file.read(), type=KeyFile).keys
     except OSError as error:
         raise ApiKeysError(f"{path} cannot be read: {error.strerror}") from error

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from common.paths import ExistingPath
+
 API_KEYS_FILE = "api-keys.json"
 KEYS_FOLDER = "baton-keys"  # of `baton keys`, in the working folder
 KEYS_FOLDER_VARIABLE = "BATON_KEYS_DIR"
@@ -25,7 +27,7 @@ def api_key_options(*, exists: bool) -> Callable[[Callable[..., Any]], Callable[
     Args:
         exists: a file that is not there is refused as a mistake in the option; else the command says so.
     """
-    kind = click.Path(exists=exists, dir_okay=False, path_type=Path)
+    kind = ExistingPath(dir_okay=False) if exists else click.Path(dir_okay=False, readable=False, path_type=Path)
     file = click.option("--api-keys", "api_keys_file", type=kind, envvar=API_KEYS_FILE_VARIABLE, show_envvar=True,
                         help="File of the API keys that clients need (baton keys api), read again when it "
                         "changes.")  # fmt: skip

@@ -134,7 +134,7 @@ def model_that_a_library_in_rust_cannot_read(folder, monkeypatch):
 
 @kind(PASSING)
 def too_many_files(folder, monkeypatch):
-    fail(monkeypatch, Path, "open", errno.EMFILE)
+    fail(monkeypatch, os, "open", errno.EMFILE)
     read_key_file(folder / "keys")
 
 
@@ -223,7 +223,7 @@ def hub_that_must_not_be_asked(folder, monkeypatch):
 
 @kind(SETTLED)
 def file_of_keys_that_others_may_not_read(folder, monkeypatch):
-    fail(monkeypatch, Path, "open", errno.EACCES)
+    fail(monkeypatch, os, "open", errno.EACCES)
     read_key_file(folder / "keys")
 
 

@@ -108,9 +108,14 @@ class Checkpoint:
 
     def _open(self, path: Path) -> Any:
         try:
-            return self._files.enter_context(safe_open(path, framework="pt", device="cpu"))
+            with path.open("rb"):  # for the reason: safetensors calls what it cannot open missing
+                pass
         except FileNotFoundError as error:
             raise CheckpointError(f"there is no {path}, which the index names") from error
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            return self._files.enter_context(safe_open(path, framework="pt", device="cpu"))
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is truncated or no safetensors file: {error}") from error
 
@@ -171,8 +176,7 @@ def stored_files(folder: Path) -> dict[Path, set[str] | None]:
     Raises:
         CheckpointError: there are none, or the index is malformed.
     """
-    if (folder / SINGLE_FILE).exists():
-        check_regular(folder / SINGLE_FILE)
+    if check_regular(folder / SINGLE_FILE):
         return {folder / SINGLE_FILE: None}
     index_path = folder / INDEX_FILE
     index = read_model_json(index_path, _Index, MAX_INDEX_BYTES)

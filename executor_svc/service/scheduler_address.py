@@ -1,5 +1,6 @@
 """Where the scheduler listens: an endpoint, or a file that names it, for a scheduler that moves to other machines."""
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -82,7 +83,7 @@ def try_to_connect(endpoint: str) -> tuple[str, str]:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would never open
             text = file.read(_MAX_BYTES).decode(errors="replace").strip()
     except OSError as error:
         raise AddressFileError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,13 +1,16 @@
 """The `baton` command: a group that imports a subcommand only when it is used, so that `--help` answers at once."""
 
+import contextlib
 import importlib
 import os
 import sys
+from typing import Any
 
 import click
 
+from common.paths import why_not
 from common.release import BUILD
-from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_INTERRUPTED
+from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED, EXIT_INTERRUPTED
 
 COMMANDS = {  # name (also of its module, where the command is called `command`): first line of its help
     "up": "Run the scheduler and executors on this machine.",
@@ -47,6 +50,22 @@ class LazyGroup(click.Group):
         """Write the table of subcommands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command line. An error of the system is one line: a file that was named, or a disk that is full."""
+        try:
+            try:
+                return super().main(*args, **extra)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            sys.exit(EXIT_FAILED)
+        except OSError as error:
+            what = "" if error.filename else "the output cannot be written: "
+            click.echo(f"Error: {what}{why_not(error)}", err=True)
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at its end
+            sys.exit(EXIT_FAILED)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the subcommand; Ctrl-C is exit code 130, where click itself would say `Aborted!` and 1."""

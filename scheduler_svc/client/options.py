@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
 
+from common.paths import ExistingPath
 from scheduler_svc.client.service_address import DEFAULT_URL, ServiceAddress
 
 STATUS_TIMEOUT_S = 10.0  # for requests that the service answers at once
@@ -17,7 +17,7 @@ _TIMEOUT_HELP = (
     "is given up only when the service, or the way to it, is gone."
 )
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE = ExistingPath(dir_okay=False)
 
 Decorated = Callable[..., Any]
 

@@ -48,7 +48,7 @@ class AllowList:
                 return
             names = self._read()
         except (OSError, KeyFileError) as error:
-            self.failure = why_not(error) if isinstance(error, OSError) else str(error)
+            self.failure = why_not(error)
             if self._seen is not None:
                 log.error("executors' keys cannot be read, keeping those of before", reason=self.failure)
             self._seen = None

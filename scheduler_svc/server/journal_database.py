@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,10 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
             its files there.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # no other user may read prompts
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)  # no other user reads prompts
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # a pipe would never be read to its end
+                raise JournalError(f"journal {path} is no regular file; name another file by --journal")
             is_ours = _MARK in os.read(fd, _HEAD_BYTES)
         finally:
             os.close(fd)

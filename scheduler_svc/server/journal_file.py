@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.clocks import Clocks
 from common.logging import get_logger
+from common.paths import why_not
 from common.set_aside import beside
 from scheduler_svc.core.requests.group_commit import JournalBatch
 from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
@@ -60,7 +61,7 @@ class JournalFile:
         except DamagedError as damage:
             self._damage = str(damage)
         except OSError as error:
-            raise JournalError(f"journal {path} cannot be opened: {error}") from error
+            raise JournalError(f"journal {path} cannot be opened: {why_not(error)}") from error
 
     @property
     def num_bytes(self) -> int:

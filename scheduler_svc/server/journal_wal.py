@@ -23,7 +23,10 @@ def damage_of(log: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    content = log.read_bytes() if log.exists() else b""
+    try:
+        content = log.read_bytes()
+    except FileNotFoundError:
+        content = b""
     if len(content) < _HEADER.size:
         return ""
     magic, _, page_bytes, _, *salts, sum0, sum1 = _HEADER.unpack_from(content)

@@ -6,7 +6,6 @@ import os
 import socket
 from datetime import UTC, datetime
 from math import inf
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -309,7 +308,7 @@ def test_a_file_that_could_not_be_read_is_read_again_although_it_is_the_same(fil
     keys = ApiKeys(path=file)
     write(file, entry("bob", BOB))
     with monkeypatch.context() as away:
-        away.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        away.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         clock.now += 1.5
         assert keys.client_of(BOB) is None
     clock.now += 1.5

@@ -7,6 +7,7 @@ run of the same batch reads it and continues with the rest.
 import contextlib
 import fcntl
 import os
+import stat
 import uuid
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
+from common.paths import is_there
 from scheduler_svc.client.errors import OutputFailed, WrongFile
 
 _RESULT_START = b'{"id":"batch_req_'
@@ -97,10 +99,10 @@ class ResultFile:
 
     def __init__(self, path: Path, known_ids: Container[str]) -> None:
         self._path = path
-        if path.exists() and not path.is_file():
-            raise WrongFile(f"{path} is no regular file")
         with contextlib.ExitStack() as cleanup:
             try:
+                if is_there(path) and not stat.S_ISREG(path.stat().st_mode):
+                    raise WrongFile(f"{path} is no regular file")
                 self._file = cleanup.enter_context(path.open("a+b"))
             except OSError as error:
                 raise WrongFile(f"{path} cannot be written: {error.strerror}") from error

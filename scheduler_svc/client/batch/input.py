@@ -1,5 +1,6 @@
 """The input of `baton batch`: requests in the format of OpenAI's Batch API, or prompts, a line each."""
 
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ class BatchInput:
                 names them by number.
         """
         path = self.path
-        if not path.is_file():
+        if not stat.S_ISREG(path.stat().st_mode):
             raise WrongFile(
                 f"{path} is no regular file, and the input is read more than once; write it to a file first"
             )

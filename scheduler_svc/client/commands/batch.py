@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
+from common.paths import ExistingPath, is_there
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
 from scheduler_svc.client.options import model_option, resuming_service_options
 from scheduler_svc.client.output import say
 from scheduler_svc.client.service_address import ServiceAddress
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
+_INPUT = ExistingPath(dir_okay=False)
 _MAX_TOKENS = 256  # as `baton generate` has it
 
 
@@ -96,6 +97,6 @@ def _files(ctx: click.Context, paths: tuple[Path, ...], prompts: Path | None) ->
     if len(paths) != (2 if prompts is None else 1):
         raise click.UsageError(f"baton batch takes {wanted}; it was given {len(paths)} files")
     in_path = prompts or _INPUT.convert(paths[0], None, ctx)
-    if paths[-1].exists() and paths[-1].samefile(in_path):
+    if is_there(paths[-1]) and paths[-1].samefile(in_path):
         raise click.UsageError(f"input and output are the same file: {in_path}")
     return in_path, paths[-1]

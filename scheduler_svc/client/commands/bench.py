@@ -1,10 +1,10 @@
 """`baton bench`: throughput and latency of a running service."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from common.paths import ExistingPath
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.options import model_option, resuming_service_options
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scheduler_svc.client.bench.target import Endpoint, Server
 
 _GOALS = ("ttft", "tpot", "e2e")
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE = ExistingPath(dir_okay=False)
 _COUNT = click.IntRange(min=1)
 _POSITIVE = click.FloatRange(0, min_open=True)
 

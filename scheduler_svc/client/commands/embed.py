@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from common.paths import ExistingPath
 from scheduler_svc.client.errors import EXIT_CODES_HELP
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.options import resuming_service_options
@@ -16,7 +17,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command(epilog=EXIT_CODES_HELP)
 @click.argument("texts", nargs=-1)
-@click.option("--file", "texts_file", type=click.Path(exists=True, dir_okay=False, path_type=Path, allow_dash=True),
+@click.option("--file", "texts_file", type=ExistingPath(dir_okay=False, allow_dash=True),
               help="File whose lines are the texts; - is stdin.")  # fmt: skip
 @click.option("--dimensions", type=click.IntRange(min=1), help="Keep so many of each vector's numbers.")
 @click.option("--normalize/--no-normalize", default=True, show_default=True, help="Make each vector's length 1.")

@@ -176,9 +176,7 @@ def _key_ring(root: Path) -> Iterator["KeyRing"]:
     try:
         with as_owner_of(root):
             yield KeyRing(root)
-    except BatonError as error:
-        raise KeysError(str(error)) from error
-    except OSError as error:
+    except (BatonError, OSError) as error:
         raise KeysError(why_not(error)) from error
 
 

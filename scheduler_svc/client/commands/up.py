@@ -17,9 +17,11 @@ import click
 from common.exit_codes import EXIT_USAGE, exit_code_of
 from common.keeper_socket import default_socket
 from common.model_files import model_name
+from common.paths import ExistingPath
 from scheduler_svc.api_key_options import API_KEYS_VARIABLE, api_key_options, plain_keys, require_keys_or_consent
 from scheduler_svc.client.commands.executor_options import ExecutorChoices, executor_options
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetError, FleetMisconfigured, WrongFile
+from scheduler_svc.client.processes.child import open_log
 from scheduler_svc.client.processes.keeper import keeper_listens
 from scheduler_svc.client.processes.local_fleet import KEEPER, SCHEDULER, FleetSpec, LocalFleet
 from scheduler_svc.client.processes.supervisor import Supervisor
@@ -55,7 +57,7 @@ class Welcome:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to serve HTTP.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Where to serve HTTP.")
 @api_key_options(exists=True)
-@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with API keys "
+@click.option("--api-key-file", type=ExistingPath(dir_okay=False), help="File with API keys "
               "that clients need, a key a line. One key may also be in BATON_API_KEY.")  # fmt: skip
 @click.option(
     "--executor-port", default=5555, show_default=True, type=click.IntRange(1, 65535), help="Where executors connect."
@@ -150,7 +152,7 @@ def command(
     _require_free(host, port, "--port")
     _require_free("127.0.0.1", executor_port, "--executor-port")
     if log_dir is not None:
-        log_dir.mkdir(parents=True, exist_ok=True)
+        open_log(log_dir / f"{SCHEDULER}.log").close()  # or say at once why that cannot be
     welcome = Welcome(
         model=(*frontend.served_model_name, model_name(model))[0],
         is_demo=model is None,

@@ -1,8 +1,10 @@
 """How vectors are written: for people, for programs, and as one array."""
 
 import contextlib
+import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +14,9 @@ import click
 import msgspec
 import numpy as np
 
+from common.paths import is_there
 from scheduler_svc.client.embed.vectors import Vector
-from scheduler_svc.client.errors import WrongFile
+from scheduler_svc.client.errors import OutputFailed, WrongFile
 
 SHOWN_NUMBERS = 4
 SHOWN_CHARACTERS = 40
@@ -87,14 +90,17 @@ def _opened(path: Path | None) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         return
     try:
-        is_file = path.is_file() or not path.exists()
-        path = path.resolve() if is_file else path  # a link to a file stays one
+        is_file = not is_there(path) or stat.S_ISREG(path.stat().st_mode)
+        path = Path(os.path.realpath(path)) if is_file else path  # a link to a file stays one
         beside = path.with_name(f".baton-embed-{secrets.token_hex(4)}")
         file = beside.open("xb") if is_file else path.open("wb")
     except OSError as error:
         raise WrongFile(f"{path} cannot be written: {error.strerror}") from error
-    with _replacing(path, beside) if is_file else contextlib.nullcontext(), file:
-        yield file
+    try:
+        with _replacing(path, beside) if is_file else contextlib.nullcontext(), file:
+            yield file
+    except OSError as error:
+        raise OutputFailed(f"{path} cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -235,7 +235,7 @@ class KeyRing:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Exclude other processes, so that the files do not change between a read and a write."""
-        descriptor = os.open(self.root, os.O_RDONLY)
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -318,8 +318,10 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
             file.flush()
             os.fsync(descriptor)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # such as of a full disk
+            raise KeyRingError(f"{path} cannot be written: {error.strerror}") from error
         raise
 
 

@@ -8,9 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from common.exit_codes import EXIT_REJECTED, EXIT_TRY_AGAIN, EXIT_USAGE
 from common.parent_death import killed_with
+from common.paths import why_not
+from scheduler_svc.client.errors import FleetMisconfigured
 
 _POLL_INTERVAL_S = 0.05
 
@@ -45,6 +48,15 @@ class ChildEnd:
         return f"{self.name} exited with code {self.returncode}"
 
 
+def open_log(path: Path) -> BinaryIO:
+    """Open a log to write to its end, in a folder that is made. Raises FleetMisconfigured."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        raise FleetMisconfigured(f"the log {path} cannot be written: {why_not(error)}; see --log-dir") from error
+
+
 class Child:
     """One service process, the head of its own process group.
 
@@ -71,7 +83,7 @@ class Child:
         self._started_s = time.monotonic()
         with contextlib.ExitStack() as stack:
             if log_path is not None:
-                output = stack.enter_context(log_path.open("ab")).fileno()
+                output = stack.enter_context(open_log(log_path)).fileno()
             inherited = {name: value for name, value in os.environ.items() if name not in without}
             self._process = subprocess.Popen(
                 command,

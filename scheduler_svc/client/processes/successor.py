@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler_svc.client.processes.child import ChildEnd
+from scheduler_svc.client.processes.child import ChildEnd, open_log
 
 
 class Launcher:
@@ -26,10 +26,9 @@ class Launcher:
 
     def start(self) -> int:
         """Start another one. Returns its pid; `log_path` is its log from now on."""
-        self._log_dir.mkdir(parents=True, exist_ok=True)
         self._num_started += 1
         self.log_path = self._log_dir / f"rollout-{time.strftime('%Y%m%d-%H%M%S')}-{self._num_started}.log"
-        with self.log_path.open("ab") as log:
+        with open_log(self.log_path) as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )

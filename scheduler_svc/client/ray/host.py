@@ -192,5 +192,5 @@ def _own_folder(path: Path) -> Path:
     except OSError as error:
         raise HostError(f"{path}: {error.strerror}") from error
     if fault := why_not_ours_alone(path):
-        raise HostError(fault)
+        raise HostError(f"{fault}: it is to be for this user alone (chmod 700)")
     return path
