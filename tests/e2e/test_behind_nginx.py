@@ -45,6 +45,7 @@ http {{
 """
 MEGABYTE = 2**20
 LONG = {"model": "baton-demo", "prompt": "JULIET:\nO Romeo! ", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
+OPTIONS = ("--allowed-host", NAME, "--no-api-keys", "--access-log", "--trusted-proxy", "127.0.0.1")
 CLOSED = [
     *("/metrics", "/status", "/admin/executors/executor-0/drain", "/metrics/", "//metrics", "/%6detrics", "/./metrics"),
     *("/v1/../metrics", "/v1/%2e%2e/metrics", "/v1/..%2fmetrics", "/admin", "/%61dmin/executors/executor-0/drain"),
@@ -150,7 +151,7 @@ class Proxy:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("service"), options=("--allowed-host", NAME, "--no-api-keys")) as running:
+    with Service(tmp_path_factory.mktemp("service"), options=OPTIONS) as running:
         yield running
 
 
@@ -220,6 +221,16 @@ def test_a_service_without_keys_serves_its_own_name_and_takes_nobody_for_its_ope
         assert by_a_page.json()["error"]["code"] == "origin_not_allowed"
         own = client.get("/v1/models", headers={"Origin": f"https://{NAME}:{proxy.port}"})
         assert own.status_code == 200
+
+
+def test_the_service_knows_its_clients_addresses(service, proxy):
+    asked = f"by-{proxy.port}"
+    transport = httpx.HTTPTransport(verify=proxy.context, local_address="127.0.0.9")
+    with httpx.Client(transport=transport, timeout=60) as client:
+        answer = client.get(f"https://localhost:{proxy.port}/v1/models", headers={"Host": NAME, "x-request-id": asked})
+    assert answer.status_code == 200
+    (line,) = eventually(lambda: [each for each in service.logs().splitlines() if asked in each], told=service.logs)
+    assert " address=127.0.0.9 " in line
 
 
 def test_plain_http_leads_to_tls(proxy, request):
