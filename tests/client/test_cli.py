@@ -95,7 +95,7 @@ def test_a_url_with_v1_is_that_of_the_service(baton, server, end):
 def test_a_missing_key_is_1_and_names_the_options(baton, server):
     server.script.append(Refuse(401, "Invalid API key."))
     result = baton("generate", "hi")
-    hint = "name an API key by --api-key or BATON_API_KEY"
+    hint = "give an API key in BATON_API_KEY (or --api-key, which other users can see)"
     assert (result.exit_code, result.stderr) == (1, f"Error: Invalid API key. (HTTP 401); {hint}\n")
 
 

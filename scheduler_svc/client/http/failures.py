@@ -70,7 +70,11 @@ def failure(status: int, body: bytes, retry_after_s: float = 0.0) -> RequestFail
     except (msgspec.DecodeError, UnicodeDecodeError):
         answer = body[:_MAX_ERROR_BYTES].decode(errors="replace").strip() or httpx.codes.get_reason_phrase(status)
     kind = ServiceNotReady if status == http.HTTPStatus.SERVICE_UNAVAILABLE else RequestFailed
-    hint = "; name an API key by --api-key or BATON_API_KEY" if status == http.HTTPStatus.UNAUTHORIZED else ""
+    hint = (
+        "; give an API key in BATON_API_KEY (or --api-key, which other users can see)"
+        if status == http.HTTPStatus.UNAUTHORIZED
+        else ""
+    )
     message = f"{error_message(answer)} (HTTP {status}){hint}"
     return kind(message, status=status, code=error_code(answer), retry_after_s=retry_after_s)
 

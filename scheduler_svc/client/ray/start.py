@@ -57,7 +57,7 @@ def announce(operator: Operator, spec: RayFleetSpec, timeout_s: float) -> None:
     addresses = sorted({host.report.address for host in view.seen.hosts if host.report is not None})
     is_local = spec.host in ("127.0.0.1", "::1", "localhost")
     keys = "clients need one (--api-keys)" if spec.api_keys else "clients need none" + ("" if is_local else _OPEN)
-    key = " --api-key KEY" if spec.api_keys else ""
+    key = "BATON_API_KEY=KEY " if spec.api_keys else ""  # not an option, which other users see
     click.echo(f"""
 Baton is ready at {view.url}
   executors  {len(view.seen.ready or ())} on {", ".join(addresses)}
@@ -65,7 +65,7 @@ Baton is ready at {view.url}
   API keys   {keys}
 
 Try:
-  baton generate "ROMEO:" --max-tokens 64 --url {view.url}{key}
-  baton status --url {view.url}{key}
+  {key}baton generate "ROMEO:" --max-tokens 64 --url {view.url}
+  {key}baton status --url {view.url}
   baton ray status{fleet_option(spec.name)}
 """)
