@@ -28,6 +28,21 @@ class RequestRejected(BatonError):
         self.retry_after_s = retry_after_s
 
 
+class TaskMissing(RequestRejected):
+    """No executor takes the request's task: the message says how one is started that does.
+
+    Args:
+        may_come: whether one may come, or come back, so that the same request may succeed later.
+    """
+
+    def __init__(self, task: str, *, may_come: bool) -> None:
+        start = "--task generate" if task == "generate" else f"--task generate --task {task}"
+        message = f"no executor takes the task '{task}': start executors, or baton up, with {start}"
+        if task != "generate":
+            message += f", or give the task a model of its own by --pooling-model {task}=MODEL"
+        super().__init__(message, "no_executor" if may_come else "task_not_served")
+
+
 class CheckpointError(BatonError):
     """A model folder cannot be served: something is missing, unexpected or unsupported in it."""
 

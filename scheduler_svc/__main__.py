@@ -84,6 +84,9 @@ log = get_logger(__name__)
 @click.option("--adoption-wait", "adoption_wait_s", default=LONGEST_WAIT_S, type=click.FloatRange(0.0),
               metavar="SECONDS", help="How long at most sequences wait for the next executor of the memory that they "
               "are in, while others could compute them anew; with a standby half a second.")  # fmt: skip
+@click.option("--task-grace", "task_grace_s", default=SchedulerConfig.task_grace_s, type=click.FloatRange(0.0),
+              metavar="SECONDS", help="How long after the first executor others may come that take another task, such "
+              "as embed; then requests of a task that none has ever taken get a 400 instead of a 503.")  # fmt: skip
 @click.option("--reconnect-grace", "reconnect_grace_s", default=RECONNECT_GRACE_S, type=click.FloatRange(0.0),
               metavar="SECONDS", help="How long a request goes on whose client's connection broke; after a restart, "
               f"{RETURN_WITHIN_S:.0f} s at least.")  # fmt: skip
@@ -121,6 +124,7 @@ def main(
     max_waiting: int,
     step_floor_s: float,
     adoption_wait_s: float,
+    task_grace_s: float,
     reconnect_grace_s: float,
     min_executors: int | None,
     max_executors: int | None,
@@ -183,6 +187,7 @@ def main(
                     max_waiting=max_waiting,
                     grammars=grammar_library(),
                     adoption_wait_s=adoption_wait_s,
+                    task_grace_s=task_grace_s,
                     announced_salt=None if kv_events is None else kv_events.salt,
                 ),
                 step_floor_s=step_floor_s,

@@ -224,7 +224,8 @@ class FleetState(Message, frozen=True, tag="fleet"):
         num_ready: executors that take plans now and generate.
         fingerprint: model fingerprint of the newest executor that generates, empty before the first.
         max_model_len: positions a sequence may have that generates.
-        tasks: one for each task that an executor took since the scheduler's start, in the order of `Task`.
+        tasks: one for each task that an executor has taken, or may yet take, in the order of `Task`; `max_model_len` is
+            0 where none has taken it since the scheduler's start.
         max_waiting: sequences of each task that may wait; 0 while that is not known.
     """
 

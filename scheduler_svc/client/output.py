@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -66,8 +66,8 @@ class OutageNotice:
         self._limit_s = limit_s
         self._since_s: float | None = None
 
-    def away(self, how: Literal["away", "busy"] = "away") -> None:
-        """A request found it away, or too busy to be answered."""
+    def away(self, how: str = "away") -> None:
+        """A request found it away, too busy to be answered, or unable to."""
         if self._since_s is None:
             self._since_s = time.monotonic()
             notice(f"the service is {how}; waiting up to {duration(self._limit_s)} for it")

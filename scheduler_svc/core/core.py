@@ -348,7 +348,13 @@ class Core:
         if self._is_fleet_told:
             return []
         self._is_fleet_told = True
-        state = fleet_state(self.fleet, self._fleet_state, lambda task: self.scheduler.largest(now, task))
+        capacities = self.scheduler.sequences.capacities
+        state = fleet_state(
+            self.fleet,
+            self._fleet_state,
+            lambda task: capacities.of(task).largest(now),
+            lambda task: capacities.may_come(task, now),
+        )
         if state == self._fleet_state:
             return []
         self._fleet_state = state

@@ -25,6 +25,8 @@ _STATUS_OF_CODE = {
     "cancelled": CLIENT_CLOSED_REQUEST,
     "internal_error": 500,
     "unavailable": 503,
+    "no_executor": 503,
+    "task_not_served": 400,
     "capacity_lost": 503,
     "grammars_lost": 503,
     "no_token": 422,  # to try again would end the same

@@ -91,6 +91,14 @@ def test_what_passes_is_asked_again(baton, server, monkeypatch, action):
         assert time.monotonic() - started_s >= 0.6
 
 
+def test_a_service_without_an_executor_of_the_task_is_not_called_away(baton, server, monkeypatch):
+    monkeypatch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.001)
+    server.script.extend([None, Refuse(503, "start one with --task embed", code="no_executor")])
+    result = baton("embed", "a", "b", "--batch", 1)
+    assert result.exit_code == 0, result.stderr
+    assert "the service is there, but start one with --task embed (HTTP 503); waiting up to 1:00 min" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("action", "options"),
     [
@@ -98,8 +106,9 @@ def test_what_passes_is_asked_again(baton, server, monkeypatch, action):
         (Refuse(429, retry_after="100"), ()),
         (Refuse(429, code="insufficient_quota"), ()),
         (Refuse(400), ()),
+        (Refuse(503, code="no_executor"), ("--reconnect-timeout", 0)),
     ],
-    ids=["no patience", "too late", "quota", "refused"],
+    ids=["no patience", "too late", "quota", "refused", "no executor"],
 )
 def test_what_does_not_pass_is_asked_once(baton, server, action, options):
     server.script.append(action)

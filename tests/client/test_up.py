@@ -98,7 +98,8 @@ def test_options_reach_the_executors(specs, tmp_path):
     assert "--enforce-eager" in words
     given = dict(zip(*[iter(limits.split())] * 2, strict=True))
     assert given.items() <= dict(pairwise(words)).items()
-    assert spec.scheduler_options == (*FrontendOptions().arguments(), *StoreOptions().arguments())
+    shared = (*FrontendOptions().arguments(), *StoreOptions().arguments())
+    assert spec.scheduler_options == (*shared, "--task-grace", "0"), "no executor with another task is to come"
     executor = executor_command.make_context("baton-executor", spec.command("executor-0")[3:])
     assert executor.params["max_model_len"] == 4096, "the executor knows each of them by this name"
     assert executor.params["tasks"] == ("embed",)
@@ -117,7 +118,7 @@ def test_options_reach_the_executors(specs, tmp_path):
 def test_options_for_the_scheduler(specs, arguments, scheduler, executor):
     run_up("--threads", "1", *arguments.split())
     ((spec, _, _),) = specs
-    shared = " ".join([*FrontendOptions().arguments(), *StoreOptions().arguments()])
+    shared = " ".join([*FrontendOptions().arguments(), *StoreOptions().arguments(), "--task-grace", "0"])
     assert " ".join(spec.scheduler_options) == f"{shared} {scheduler}"
     assert " ".join(spec.executor_options) == "--threads 1" + executor * f" {scheduler}"
 

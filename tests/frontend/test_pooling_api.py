@@ -23,7 +23,6 @@ from scheduler_svc.frontend.http.accounts import Held, Shares
 from scheduler_svc.frontend.http.plain_answers import HELD, PartsResponse
 from scheduler_svc.frontend.requests.body import parse_noting
 from scheduler_svc.frontend.requests.embedding import tokenize_embedding
-from scheduler_svc.frontend.requests.pooled_request import positions
 from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest
 from scheduler_svc.frontend.requests.pooling_model import (
     PoolingModel,
@@ -401,18 +400,21 @@ def test_results_that_are_no_numbers_are_no_answer(frontend: Frontend, core: Fak
 NO_FLEET = m.FleetState(num_ready=0, fingerprint="", max_model_len=0)
 
 
-def test_a_task_that_no_executor_has_taken_is_unavailable():
+def test_a_task_that_no_executor_has_taken_is_refused_by_whether_one_may_come():
     link = SimpleNamespace(is_up=True, fleet=NO_FLEET)
-    with pytest.raises(RequestRejected, match="takes the task 'score' has joined") as refused:
-        task_state(link, "score")
-    assert refused.value.code == "unavailable"
+    may_come = msgspec.structs.replace(TASKS[2], num_ready=0, max_model_len=0)
+    for tasks, code in (((), "no_executor"), ((TASKS[0], may_come), "no_executor"), (TASKS[:1], "task_not_served")):
+        link.fleet = msgspec.structs.replace(NO_FLEET, tasks=tasks)
+        with pytest.raises(
+            RequestRejected, match=r"no executor takes the task 'score'.*--pooling-model score=MODEL"
+        ) as no:
+            task_state(link, "score")
+        assert no.value.code == code
     link.fleet = msgspec.structs.replace(NO_FLEET, tasks=TASKS)
     assert task_state(link, "score") == TASKS[2]
     link.is_up = False
     with pytest.raises(RequestRejected, match="cannot be reached"):
         task_state(link, "score")
-    with pytest.raises(RequestRejected, match="'embed'"):
-        positions(msgspec.structs.replace(TASKS[1], max_model_len=0), None)
 
 
 def test_the_served_model_answers_what_has_no_model_of_its_own(embedder: Tokenizer):

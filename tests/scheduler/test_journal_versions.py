@@ -30,7 +30,7 @@ HOW = (
 VERSIONS = range(1, FORMAT_VERSION + 1)
 RENAMED = {"CrashRecord": "LifeRecord"}
 # What an older release may drop without harm was added without a version: it can go on with such a journal.
-HARMLESS_FIELDS, HARMLESS_KINDS = {("LifeRecord", "executors")}, {"ExecutorRecord"}
+HARMLESS_FIELDS, HARMLESS_KINDS = {("LifeRecord", "executors"), ("LifeRecord", "tasks")}, {"ExecutorRecord"}
 
 
 def golden(version):

@@ -190,16 +190,39 @@ def test_a_sequence_goes_only_where_its_task_is_taken() -> None:
     assert not any(plan.sample_rows for plan in [*pooled.plans[2], *pooled.plans[3]])
 
 
+def refused(pooled: Rig, task: str, now: float, **fields: Any) -> str:
+    """The code of a refusal for want of an executor, which says how to start one."""
+    with pytest.raises(RequestRejected, match=rf"no executor takes the task '{task}'.* --task {task}") as refusal:
+        pooled.add(f"{task} at {now}", [1, 2], now=now, **fields)
+    return refusal.value.code
+
+
 def test_a_task_that_no_executor_ever_took_is_refused_by_its_name() -> None:
-    pooled = rig(limits(tasks=("embed",)), pool_grace_s=6.0)
-    for fields, task in (({"max_tokens": 5}, "generate"), (LOGITS | {"max_tokens": 1}, "score")):
-        with pytest.raises(RequestRejected, match=f"no executor that takes the task '{task}'") as refusal:
-            pooled.add(task, [1, 2], now=6.0, **fields)
-        assert refusal.value.code == "unavailable"
+    """For good once the first executor has been there for a minute: until then, one of that task may come."""
+    pooled = rig(limits(tasks=("embed",)))
+    scored = LOGITS | {"max_tokens": 1}
+    assert refused(pooled, "score", 0.0, **scored) == refused(pooled, "score", 59.9, **scored) == "no_executor"
+    assert (
+        refused(pooled, "score", 60.0, **scored) == refused(pooled, "generate", 60.0, max_tokens=5) == "task_not_served"
+    )
     empty = Rig()
     empty.lose(1)
-    with pytest.raises(RequestRejected, match="'embed'"):
-        empty.add("a", [1], max_tokens=1, **HIDDEN)
+    assert refused(empty, "embed", 0.0, max_tokens=1, **HIDDEN) == "no_executor"
+
+
+def test_a_task_that_an_executor_took_in_an_earlier_life_may_come_again() -> None:
+    """Also if it left long before that life's end, and over a life that saw none."""
+    first = Service(JournalState.OK)
+    first.join("one", tasks=("embed",))
+    first.join("two")
+    first.lose("one")
+    first.wait(200.0)
+    _, batch = restart(first.write_all())
+    third, _ = restart([batch.payload])
+    third.join("two")
+    third.wait(200.0)
+    tasks = {state.task: state.max_model_len for state in third.say(m.FrontendHello(pid=1)).tasks}
+    assert tasks == {"generate": LIMITS.max_model_len, "embed": 0}, "and nothing scores, nor may"
 
 
 def test_what_generates_waits_for_a_model_that_loads_longer_than_the_embedder_beside_it() -> None:
@@ -221,7 +244,7 @@ def test_what_generates_does_not_wait_for_ever_beside_embedders(asked: dict[str,
         assert service.endings == {}
         service.wait(1.0)
         service.say(m.FrontendHello(pid=1))
-    assert service.endings == {(b"web", "a", 0): "unavailable"}
+    assert service.endings == {(b"web", "a", 0): "task_not_served"}
 
 
 def test_what_was_accepted_in_an_earlier_life_waits_for_its_executors_beside_others() -> None:

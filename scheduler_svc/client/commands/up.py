@@ -132,7 +132,9 @@ def command(
     logs = words(log_level=log_level, log_format=log_format)
     flags = {"--no-api-keys": no_api_keys, "--no-journal": no_journal, "--no-store": no_store}
     without = [flag for flag, is_said in flags.items() if is_said]
-    kept = (*store.arguments(), *words(api_keys=api_keys_file, journal=journal), *without)
+    # All executors of this command take the same tasks, and others are to come only for a model of their own.
+    grace_s = 0 if executors.count and not frontend.pooling_model else None
+    kept = (*store.arguments(), *words(task_grace=grace_s, api_keys=api_keys_file, journal=journal), *without)
     keeper = None if no_keep or sys.platform != "linux" else keeper_socket or default_socket()
     spec = FleetSpec(
         model=model,

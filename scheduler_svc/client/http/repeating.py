@@ -9,7 +9,7 @@ import click
 
 from scheduler_svc.client.errors import RequestFailed, ServiceSilent
 from scheduler_svc.client.http.patience import Patience
-from scheduler_svc.client.http.resume import is_outage
+from scheduler_svc.client.http.resume import NO_EXECUTOR, is_outage
 from scheduler_svc.client.output import OutageNotice
 
 _LASTING_CODES = ("insufficient_quota",)  # 429, but nothing changes by waiting
@@ -42,7 +42,9 @@ def repeated(
                 raise
             at_least_s = error.retry_after_s if isinstance(error, RequestFailed) else 0.0
             delay_s = patience.delay_after(error, time.monotonic(), at_least_s)
-            outage.away("busy" if _is_overload(error) else "away")
+            outage.away(
+                "busy" if _is_overload(error) else f"there, but {error.message}" if _may_come(error) else "away"
+            )
             time.sleep(delay_s)
         else:
             outage.back()
@@ -51,7 +53,11 @@ def repeated(
 
 def may_pass(error: click.ClickException) -> bool:
     """Whether the same request may succeed later."""
-    return is_outage(error) or isinstance(error, ServiceSilent) or _is_overload(error)
+    return is_outage(error) or isinstance(error, ServiceSilent) or _is_overload(error) or _may_come(error)
+
+
+def _may_come(error: click.ClickException) -> bool:
+    return isinstance(error, RequestFailed) and error.code == NO_EXECUTOR
 
 
 def _is_overload(error: click.ClickException) -> bool:

@@ -15,6 +15,7 @@ from scheduler_svc.client.http.patience import Patience
 SESSION_HEADER = "x-session-token"
 """Where a gateway over several services says which of them answers: llm-d's `session-affinity-scorer` sends this header
 with an answer, and a request that brings it back is for the same service (docs/kubernetes.md)."""
+NO_EXECUTOR = "no_executor"  # a service that is there says that no executor takes the task, and one may come
 _AWAY_STATUSES = frozenset({502, 503, 504})  # what a proxy, or a frontend without its core, says of a restart
 
 
@@ -141,5 +142,5 @@ class Resumption:
 def is_outage(error: click.ClickException) -> bool:
     """Whether the service was away; then the request itself is not at fault."""
     if isinstance(error, RequestFailed) and error.status in _AWAY_STATUSES:
-        return error.code != "deadline_exceeded"
+        return error.code not in ("deadline_exceeded", NO_EXECUTOR)
     return isinstance(error, ServiceUnreachable | ConnectionBroke) or getattr(error, "code", "") == "unavailable"

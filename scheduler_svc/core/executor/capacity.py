@@ -4,10 +4,11 @@ Each task has its own: an executor that does not take a task does not count for 
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple, get_args
 
-from common.errors import RequestRejected
+from common.errors import RequestRejected, TaskMissing
 from common.messages import SamplingParams, Task
 from common.plan import ExecutorLimits
 from scheduler_svc.core.sequence import Sequence
@@ -161,10 +162,16 @@ class TaskCapacities:
 
 
 class Capacities:
-    """What the fleet can hold, by task. See `TaskCapacities`, whose time counts for each task by itself."""
+    """What the fleet can hold, by task. See `TaskCapacities`, whose time counts for each task by itself.
 
-    def __init__(self, grace_s: float = POOL_GRACE_S) -> None:
+    Args:
+        task_grace_s: how long after the first executor of all others may come that take a task which none has taken.
+    """
+
+    def __init__(self, grace_s: float = POOL_GRACE_S, task_grace_s: float = POOL_GRACE_S) -> None:
         self.grace_s = grace_s
+        self._task_grace_s = task_grace_s
+        self._taken: set[Task] = set()  # in this life of the scheduler, or an earlier one
         self._by_task: dict[Task, TaskCapacities] = {task: TaskCapacities(grace_s) for task in get_args(Task)}
         self._there: dict[int, tuple[str, Capacity]] = {}  # by epoch
         self._lost: OrderedDict[str, Capacity] = OrderedDict()  # those that left, though not in order, and may return
@@ -174,9 +181,24 @@ class Capacities:
         """Those of one task."""
         return self._by_task[task]
 
+    @property
+    def taken(self) -> tuple[Task, ...]:
+        """Tasks that executors have taken, in this life of the scheduler or an earlier one."""
+        return tuple(task for task in get_args(Task) if task in self._taken)
+
+    def remember_taken(self, tasks: Iterable[Task]) -> None:
+        """Executors took these tasks in an earlier life of the scheduler."""
+        self._taken.update(tasks)
+
+    def may_come(self, task: Task, now: float) -> bool:
+        """Whether an executor of a task may come, or come back: one was here, or the first executor of all has not been
+        here for long; a large model takes longer to load."""
+        return task in self._taken or self._is_early(now)
+
     def remember(self, name: str, known: Capacity) -> None:
         """An earlier life of the scheduler has seen this executor."""
         self._lost[name] = known
+        self._taken.update(known.tasks)
         for task in known.tasks:
             self._by_task[task].remember(name, known)
 
@@ -191,6 +213,7 @@ class Capacities:
         """Another executor takes sequences."""
         self._first_at = now if self._first_at is None else self._first_at
         self._there[epoch] = name, known
+        self._taken.update(known.tasks)
         self._lost.pop(name, None)
         for task, capacities in self._by_task.items():
             capacities.came_back(name)
@@ -228,15 +251,15 @@ class Capacities:
 
     def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
         """Why a sequence cannot be accepted now, if so. One that generates may come before the first executor of its
-        task, until the first one of all has been there for `grace_s`: a large model takes longer to load."""
+        task, as long as the first one of all has not been there for long."""
         task = sequence.params.task
         if self._by_task[task].is_known:
             return self._by_task[task].refusal(sequence, now)
-        if task == "generate" and (self._first_at is None or now < self._first_at + self.grace_s):
-            return None
-        return missing(task)
+        return None if task == "generate" and self._is_early(now) else self.missing(task, now)
 
+    def missing(self, task: Task, now: float) -> TaskMissing:
+        """The error of a sequence whose task no executor takes, and none has taken in this life of the scheduler."""
+        return TaskMissing(task, may_come=self.may_come(task, now))
 
-def missing(task: Task) -> RequestRejected:
-    """The error of a sequence whose task no executor has taken."""
-    return RequestRejected(f"no executor that takes the task {task!r} has been here", "unavailable")
+    def _is_early(self, now: float) -> bool:
+        return self._first_at is None or now < self._first_at + self._task_grace_s

@@ -19,21 +19,26 @@ def no_fleet(max_waiting: int) -> m.FleetState:
     return m.FleetState(num_ready=0, fingerprint="", max_model_len=0, max_waiting=max_waiting)
 
 
-def fleet_state(members: Iterable[Member], before: m.FleetState, largest: Callable[[m.Task], int]) -> m.FleetState:
-    """The fleet's state. It names each task that a member has taken, also when none does any more.
+def fleet_state(
+    members: Iterable[Member],
+    before: m.FleetState,
+    largest: Callable[[m.Task], int],
+    may_come: Callable[[m.Task], bool],
+) -> m.FleetState:
+    """The fleet's state. It names each task that a member has taken, or may yet take.
 
     Args:
         members: in the order in which they joined.
         before: the state before.
         largest: positions that a sequence of a task may have.
+        may_come: whether an executor of a task may come, or come back.
     """
-    known = {state.task for state in before.tasks}
     fingerprint, num_ready, longest, states = before.fingerprint, 0, {}, []
     everyone = list(members)
     for task in get_args(m.Task):
         able = [member for member in everyone if task in member.hello.tasks]
         longest[task] = largest(task)
-        if not (able or longest[task] or task in known):
+        if not (able or may_come(task)):
             continue
         ready = sum(member.standing is Standing.READY for member in able)
         states.append(m.TaskState(task=task, num_ready=ready, max_model_len=longest[task]))

@@ -14,7 +14,7 @@ REFUSAL_CODES = (
     *("invalid_value", "invalid_type", "invalid_json", "invalid_grammar", "unknown_parameter", "unsupported_parameter"),
     *("missing_required_parameter", "model_not_found", "request_not_found", "unknown_url", "method_not_allowed"),
     *("body_too_large", "invalid_api_key", "forbidden", "host_not_allowed", "origin_not_allowed", "unavailable"),
-    "internal_error",
+    *("internal_error", "no_executor", "task_not_served"),
 )
 
 

@@ -297,12 +297,14 @@ class LifeRecord(Record, frozen=True, tag="life"):
 
     Attributes:
         crashes: how many lives in a row, up to this record, ended by a fault of the scheduler's own.
-        executors: those that are there, or may come back; None if nothing is known of them. Added without a version: a
-            release that does not know them drops them, as it would its own.
+        executors: those that are there, or may come back; None if nothing is known of them. Added without a version, as
+            what follows: a release that does not know them drops them, as it would its own.
+        tasks: that executors have taken, also those that have left for good.
     """
 
     crashes: int
     executors: tuple[ExecutorRecord, ...] | None = None
+    tasks: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:

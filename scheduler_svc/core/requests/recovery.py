@@ -157,9 +157,9 @@ def remembered(life: LifeRecord, records: list[RequestRecord]) -> dict[str, Capa
     return known
 
 
-def life_record(crashes: int, executors: Mapping[str, Capacity]) -> LifeRecord:
+def life_record(crashes: int, executors: Mapping[str, Capacity], tasks: tuple[Task, ...]) -> LifeRecord:
     """What the journal keeps beside requests."""
-    return LifeRecord(crashes, tuple(ExecutorRecord(name, *known) for name, known in executors.items()))
+    return LifeRecord(crashes, tuple(ExecutorRecord(name, *known) for name, known in executors.items()), tasks)
 
 
 def of_this_tokenizer(

@@ -6,6 +6,7 @@ waits in the outbox for its reader.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 import msgspec
 
@@ -281,7 +282,7 @@ class RequestManager:
             life: what was known beside requests. After `MAX_CRASHES` the open requests are ended, because one of them
                 would bring the fault about again.
         """
-        self._scheduler.remember(remembered(life, records))
+        self._scheduler.remember(remembered(life, records), cast("tuple[m.Task, ...]", life.tasks))
         records = [record for record in records if can_return(record.submit)]
         records, given_up = self._crash_count.begin(life.crashes, records, now)
         records, foreign = of_this_tokenizer(records, self._vocabularies)
@@ -389,7 +390,8 @@ class RequestManager:
     def _life(self, now: float) -> LifeRecord:
         """What the next life is to know beside requests."""
         self._life_due = now + LIFE_EVERY_S
-        self._life_noted = life_record(self._crash_count.crashes, self._scheduler.known_executors(now))
+        executors, tasks = self._scheduler.known_executors(now), self._scheduler.sequences.capacities.taken
+        self._life_noted = life_record(self._crash_count.crashes, executors, tasks)
         return self._life_noted
 
     def _note_life(self, now: float) -> None:

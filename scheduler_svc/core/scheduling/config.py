@@ -16,6 +16,8 @@ class SchedulerConfig:
         look_ahead: whether admission asks what memory running sequences will still take, and not only what is free.
         pool_grace_s: how long a sequence waits for an executor that fits it (its length, its grammar's library), while
             others are there.
+        task_grace_s: how long after the first executor of all one may come that takes a task which none has taken; then
+            requests of that task are refused.
         grammars: the library that frontends compile grammars with; empty for none.
         adoption_wait_s: how long sequences wait at most for the next executor of a pool that holds their K and V, while
             others could compute these anew.
@@ -26,6 +28,7 @@ class SchedulerConfig:
     max_waiting: int = 4096
     look_ahead: bool = True
     pool_grace_s: float = POOL_GRACE_S
+    task_grace_s: float = POOL_GRACE_S
     grammars: str = ""
     adoption_wait_s: float = LONGEST_WAIT_S
     announced_salt: str | None = None

@@ -59,6 +59,7 @@ class Scheduler:
         self.sequences = Sequences(
             config.max_waiting,
             config.pool_grace_s,
+            config.task_grace_s,
             self.stats,
             grammars=config.grammars,
             first_arrival=first_arrival,
@@ -301,8 +302,10 @@ class Scheduler:
 
     # --- executors ---
 
-    def remember(self, executors: Mapping[str, Capacity]) -> None:
-        """An earlier life of the scheduler has seen these executors, by name, which may come back."""
+    def remember(self, executors: Mapping[str, Capacity], tasks: Iterable[Task] = ()) -> None:
+        """An earlier life of the scheduler has seen these executors, by name, which may come back, and others that took
+        these tasks."""
+        self.sequences.capacities.remember_taken(tasks)
         self.sequences.remember(executors)
 
     def known_executors(self, now: float) -> dict[str, Capacity]:

@@ -11,7 +11,7 @@ import msgspec
 from common.errors import RequestRejected
 from common.messages import FinishReason, Submit
 from common.wire import int32_array
-from scheduler_svc.core.executor.capacity import Capacities, Capacity, capacity, missing
+from scheduler_svc.core.executor.capacity import Capacities, Capacity, capacity
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.arrivals import checked_prompt, with_max_tokens
 from scheduler_svc.core.scheduling.deadlines import Deadlines
@@ -49,13 +49,14 @@ class Sequences:
         self,
         max_waiting: int,
         pool_grace_s: float,
+        task_grace_s: float,
         stats: SchedulerStats,
         *,
         grammars: str = "",
         first_arrival: int = 0,
     ) -> None:
         self.executors: dict[int, ExecutorState] = {}
-        self.capacities = Capacities(pool_grace_s)
+        self.capacities = Capacities(pool_grace_s, task_grace_s)
         self.waiting = WaitingQueue(grammars)
         self.suspects = Suspects()
         self.pools = Pools()
@@ -348,7 +349,14 @@ class Sequences:
     def _give_up_waiting(self, sequence: Sequence) -> list[SequenceEnd]:
         """No executor that fits a sequence has been there for too long."""
         if not (ready := self.capacities.ready_for(sequence)):
-            return [self.end(sequence, "error", str(missed := missing(sequence.params.task)), missed.code)]
+            return [
+                self.end(
+                    sequence,
+                    "error",
+                    str(missed := self.capacities.missing(sequence.params.task, self._now)),
+                    missed.code,
+                )
+            ]
         if not sequence.has_grammar or sequence.num_positions > ready:
             return self._give_up_pool(sequence, ready)
         if sequence.takes_any_library:

@@ -19,7 +19,7 @@ from scheduler_svc.frontend.requests.batches.ready_line import ReadyLine
 
 # What passes: the same request is asked for again. All that is answered by 429 or 503 belongs here.
 PASSING = (
-    *("unavailable", *NO_ROOM, "capacity_lost", "grammars_lost"),
+    *("unavailable", "no_executor", *NO_ROOM, "capacity_lost", "grammars_lost"),
     *("taken_over", "reader_too_slow"),
 )
 LONGEST_REST = 32  # times `retry_s`: rests grow to this while the core has no room

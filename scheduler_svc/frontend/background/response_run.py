@@ -23,7 +23,7 @@ from scheduler_svc.frontend.requests.responses.background_work import Background
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 # What passes: the response was accepted, and waits until the core can take it.
-PASSING = ("unavailable", "taken_over", "reader_too_slow", *NO_ROOM)
+PASSING = ("unavailable", "no_executor", "taken_over", "reader_too_slow", *NO_ROOM)
 RETRY_S = 0.5
 
 log = get_logger(__name__)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from common import messages as m
-from common.errors import RequestRejected
 from common.wire import IntArray
 from scheduler_svc.frontend.answers.pooled import PooledAnswer
 from scheduler_svc.frontend.api_keys import ApiClient
@@ -102,12 +101,7 @@ def positions(state: m.TaskState, truncate: int | None) -> tuple[int, bool]:
     Args:
         state: of the executors.
         truncate: `truncate_prompt_tokens` of a request: -1 for as much as fits.
-
-    Raises:
-        RequestRejected: no executor has joined that could say what fits.
     """
-    if not state.max_model_len:
-        raise RequestRejected(f"no executor that takes the task '{state.task}' has joined yet", "unavailable")
     if truncate is None:
         return state.max_model_len, False
     return (min(truncate, state.max_model_len) if truncate > 0 else state.max_model_len), True

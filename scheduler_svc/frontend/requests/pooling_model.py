@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from common import messages as m
-from common.errors import CheckpointError, RequestRejected
+from common.errors import CheckpointError, RequestRejected, TaskMissing
 from common.model_files import model_name, resolve_model
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.score_prompt import ScorePrompts
@@ -50,19 +50,21 @@ def read_pooling_models(options: FrontendOptions) -> dict[m.Task, PoolingModel]:
 
 
 def task_state(link: CoreLink, task: m.Task) -> m.TaskState:
-    """The executors of a task. Raises RequestRejected (`unavailable`) if there has been none so far, or the core cannot
-    be reached, which knows."""
+    """The executors of a task. Raises RequestRejected if none takes it, or the core, which knows, cannot be reached."""
     if not link.is_up:
         raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable")
     state = next((state for state in link.fleet.tasks if state.task == task), None)
-    if state is None:
-        raise RequestRejected(f"no executor that takes the task '{task}' has joined yet", "unavailable")
+    if state is None or not state.max_model_len:
+        raise TaskMissing(
+            task, may_come=state is not None or not link.fleet.tasks
+        )  # of none before the core has looked
     return state
 
 
 def tasks_of_served(fleet: m.FleetState, pooling: Mapping[m.Task, PoolingModel]) -> list[m.Task]:
     """The tasks that the served model answers: those that executors have taken, without those of other models."""
-    return [state.task for state in fleet.tasks if state.task not in pooling] or ["generate"]
+    taken = [state.task for state in fleet.tasks if state.max_model_len and state.task not in pooling]
+    return taken or ["generate"]
 
 
 def num_ready_of_served(fleet: m.FleetState, pooling: Mapping[m.Task, PoolingModel]) -> int:

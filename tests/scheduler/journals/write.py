@@ -132,7 +132,11 @@ def example() -> list[list[AnyRecord]]:
             EndRecord(42, 3, Ending("stop"), 2),
         ],
         [],
-        [_step("model-b bf16", (43, 1, 8)), EndRecord(43, None, Ending("length"), 2), LifeRecord(2, executors)],
+        [
+            _step("model-b bf16", (43, 1, 8)),
+            EndRecord(43, None, Ending("length"), 2),
+            LifeRecord(2, executors, ("embed",)),
+        ],
         [_step("model-b bf16", (41, 2, 194, 0.0))],
         [RequestRecord(44, 1.8e9 + 3, SubmitRecord.of(left), (Progress(),))],
         [RequestRecord(45, 1.8e9 + 4, SubmitRecord.of(pooled), (Progress(),))],
