@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.client.errors import FleetError
+from scheduler_svc.client.processes import supervisor as supervisor_module
 from scheduler_svc.client.processes.child import ChildEnd
-from scheduler_svc.client.processes.local_fleet import LocalFleet
+from scheduler_svc.client.processes.local_fleet import KEEPER, LocalFleet
 from scheduler_svc.client.processes.supervisor import RestartPolicy, Supervisor
 from tests.client.fleets import fake_spec
+from tests.keeper.processes import KeeperProcess
 from tests.support.eventually import eventually
 
 
@@ -93,3 +95,26 @@ def test_an_executor_that_the_system_kills_is_said_to_take_too_much_memory(tmp_p
     with LocalFleet(fake_spec(scheduler_options=("--exit", "1")), tmp_path) as fleet:
         error = fleet.failure(ChildEnd("executor-0", -signal.SIGKILL, uptime_s=3.0))
     assert "executor-0 was killed by signal 9 (Killed); so the system ends what takes too much memory" in str(error)
+
+
+def test_a_keeper_of_another_fleet_is_taken_over_when_it_ends(tmp_path, monkeypatch):
+    """The second `baton up` uses the first one's; without it, what its executors hold would end with them."""
+    monkeypatch.setattr(supervisor_module, "_KEEPER_AWAY_S", 0.1)
+    monkeypatch.setattr(supervisor_module, "_LOOK_AT_KEEPER_S", 0.05)
+    tmp_path.chmod(0o700)
+    first, lines = KeeperProcess(tmp_path), []
+    spec = replace(fake_spec(executors=0), keeper=first.path, starts_keeper=False)
+    with LocalFleet(spec, tmp_path) as fleet:
+        supervisor = Supervisor(fleet, lines.append)
+        eventually(supervisor.poll)
+        assert KEEPER not in fleet.pids
+        first.kill()
+        eventually(lambda: supervisor.poll() and KEEPER in fleet.pids)
+        eventually(fleet.keeper_listens)
+        assert lines == [
+            f"the keeper at {first.path}, which was not this fleet's, has ended; keeper has pid {fleet.pids[KEEPER]}"
+        ]
+        second = fleet.pids[KEEPER]
+        os.kill(second, signal.SIGKILL)
+        eventually(lambda: supervisor.poll() and fleet.pids.get(KEEPER, second) != second)
+        eventually(fleet.keeper_listens)

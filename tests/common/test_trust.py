@@ -2,11 +2,12 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from common import trust
-from common.trust import first_of_ours, why_untrusted
+from common.trust import first_of_ours, why_changeable, why_untrusted
 from tests.support.other_user import UID, as_other_user, folder_of_all, needs_root
 
 PRIVATE = {"is_private": True}
@@ -139,3 +140,26 @@ def test_where_the_operator_says_that_no_other_user_is_there_all_is_taken(shared
     for value, is_taken in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv(trust.WAIVER, value)
         assert (why_untrusted(shared / "volume" / "journal", **PRIVATE) is None) == is_taken
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "is_advised"),
+    [
+        ("/", 0o40777, False),
+        ("/tmp", 0o40777, False),
+        ("/dev/shm", 0o40777, False),
+        ("/var/lib", 0o40775, False),
+        ("/usr/local/lib", 0o40775, False),
+        ("/run/lock", 0o40777, False),
+        ("/dev/null", 0o20666, False),
+        ("/etc/passwd", 0o100666, False),
+        ("/etc/baton/keys", 0o40777, True),
+        ("/var/lib/baton", 0o40777, True),
+        ("/home/ann/journal", 0o100666, True),
+    ],
+)
+def test_no_advice_would_break_a_machine(path, mode, is_advised):
+    status = os.stat_result([mode, 1, 1, 1, 0, 4711, 0, 0, 0, 0])
+    told = why_changeable(Path(path), status)
+    assert told is not None
+    assert told.endswith(f": chmod go-w {path}") == ("chmod" in told) == is_advised

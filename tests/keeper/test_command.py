@@ -1,6 +1,8 @@
 """`baton keeper`, and the command line of `baton-keeper`."""
 
 import json
+import os
+import pwd
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ from scheduler_svc.client.cli import main
 from scheduler_svc.client.keeper.view import size
 from tests.keeper.processes import ROOT
 from tests.support.eventually import eventually
+from tests.support.other_user import UID, needs_root
 
 
 @pytest.fixture
@@ -61,3 +64,34 @@ def test_options_of_the_keeper_are_checked():
             [sys.executable, "-m", "keeper_svc", *wrong], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert refused.returncode == 2
+
+
+@needs_root
+@pytest.mark.parametrize("command", [["status"], ["drop"]])
+def test_the_keeper_of_another_user_is_asked_as_that_user(folder, command):
+    os.chown(folder, UID, UID)
+    (folder / "keeper.sock").touch()
+    os.chown(folder / "keeper.sock", UID, UID)
+    result = CliRunner().invoke(main, ["keeper", *command, "--socket", str(folder / "keeper.sock")])
+    name = pwd.getpwuid(UID).pw_name
+    assert result.exit_code == 3
+    assert f"{folder} belongs to user {name}, this process runs as user root" in result.stderr
+    assert f"sudo -u {name} baton keeper status --socket {folder}/keeper.sock" in result.stderr
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o1777])
+def test_a_keeper_asks_for_another_folder_and_not_for_a_change_of_one_that_others_use(folder, mode):
+    folder.chmod(mode)
+    command = [sys.executable, "-m", "keeper_svc", "--socket", folder / "keeper.sock"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "name a socket in another folder by --socket" in refused.stderr
+    assert "chmod" not in refused.stderr
+
+
+def test_a_file_at_the_path_of_the_socket_stays(folder):
+    (folder / "keeper.sock").write_text("precious")
+    command = [sys.executable, "-m", "keeper_svc", "--socket", folder / "keeper.sock"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "no socket" in refused.stderr) == (2, True)
+    assert (folder / "keeper.sock").read_text() == "precious"

@@ -173,6 +173,9 @@ def run_until_stopped(spec: FleetSpec, log_dir: Path | None, welcome: Welcome) -
     """
     with _stop_signals() as stop, LocalFleet(spec, log_dir) as fleet:
         _say(", ".join(f"{name} has pid {pid}" for name, pid in fleet.pids.items()) + "; waiting until they are ready")
+        if spec.keeper is not None and not spec.starts_keeper:
+            _say(f"the keeper at {spec.keeper} runs already, and is used; when it ends, another one is started here "
+                 "(--keeper names a socket for one of its own)")  # fmt: skip
         supervisor = Supervisor(fleet, _say)
         announced = False
         while not stop.wait(_POLL_INTERVAL_S):

@@ -279,6 +279,10 @@ class LocalFleet:
                 raise FleetError(f"the service at {self.spec.url} was not ready after {timeout_s:.0f} s")
             time.sleep(_POLL_INTERVAL_S)
 
+    def keeper_listens(self) -> bool:
+        """Whether a keeper, this fleet's or another's, is at the socket of the spec."""
+        return self.spec.keeper is not None and keeper_listens(self.spec.keeper)
+
     def _wait_for_keeper(self, socket_path: Path) -> None:
         """Executors would go on without a keeper that cannot start; for a fleet that was to have one it is an error."""
         deadline = time.monotonic() + STOP_TIMEOUT_S

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 
 from scheduler_svc.client.processes.child import ChildEnd
-from scheduler_svc.client.processes.local_fleet import LocalFleet
+from scheduler_svc.client.processes.local_fleet import KEEPER, LocalFleet
 
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 _STABLE_AFTER_S = 60.0  # a child that lived this long is not in a crash loop
 _MAX_DEATHS_BEFORE_READY = 3
+_LOOK_AT_KEEPER_S = 1.0
+_KEEPER_AWAY_S = 3.0  # its own supervisor would have started it again by then
 
 
 class RestartPolicy:
@@ -53,6 +55,8 @@ class Supervisor:
         self._policy = RestartPolicy()
         self._restart_at_s: dict[str, float] = {}
         self._was_ready = False
+        self._look_at_keeper_s = 0.0
+        self._keeper_seen_s = time.monotonic()
 
     def poll(self) -> bool:
         """Start the children that are due. Returns whether the service has been ready at least once.
@@ -66,10 +70,27 @@ class Supervisor:
         now_s = time.monotonic()
         for name in [name for name, at_s in self._restart_at_s.items() if at_s <= now_s]:
             del self._restart_at_s[name]
+            if name == KEEPER and self._fleet.keeper_listens():  # another one has come first
+                continue
             pid = self._fleet.start_child(name)
             self._say(f"{name} started again (pid {pid})")
+        self._take_keeper_over(now_s)
         self._was_ready = self._was_ready or self._fleet.is_ready()
         return self._was_ready
+
+    def _take_keeper_over(self, now_s: float) -> None:
+        """Start a keeper where another process's has ended, such as that of another `baton up`. Executors that run
+        bring it what they hold."""
+        has_own = KEEPER in self._fleet.pids or KEEPER in self._restart_at_s
+        if self._fleet.spec.keeper is None or has_own or now_s < self._look_at_keeper_s:
+            return
+        self._look_at_keeper_s = now_s + _LOOK_AT_KEEPER_S
+        if self._fleet.keeper_listens():
+            self._keeper_seen_s = now_s
+        elif now_s - self._keeper_seen_s >= _KEEPER_AWAY_S:
+            pid = self._fleet.start_child(KEEPER)
+            path = self._fleet.spec.keeper
+            self._say(f"the keeper at {path}, which was not this fleet's, has ended; {KEEPER} has pid {pid}")
 
     def _schedule(self, end: ChildEnd) -> None:
         delay_s = self._policy.delay_s(end)
