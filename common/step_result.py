@@ -76,10 +76,8 @@ def parse_result(
         return ResultColumns.of_tokens(token_ids)
     values_of_pooled = _pooled_values(result.pooled, pooled)
     ids, values = _logprobs("logprob", result.logprob_ids, result.logprobs, logprob_counts, token_ids, vocab_size)
-    targets, counts = (_NO_TOKENS,) * 2 if prompt_targets is None else (prompt_targets.targets, prompt_targets.counts)
-    prompt_ids, prompt_values = _logprobs(
-        "prompt_logprob", result.prompt_logprob_ids, result.prompt_logprobs, counts, targets, vocab_size
-    )
+    prompt_counts = _NO_TOKENS if prompt_targets is None else prompt_targets.counts
+    prompt_ids, prompt_values = _prompt_logprobs(result, prompt_counts, vocab_size)
     return ResultColumns(token_ids, ids, values, prompt_ids, prompt_values, values_of_pooled)
 
 
@@ -100,14 +98,31 @@ def _logprobs(
         counts: of each entry.
         firsts: the token that each entry begins with; a negative one for none, then its values say nothing.
     """
-    ids, values = int32_array(f"{name}_ids", raw_ids), array_from(f"{name}s", raw_values, "<f4")
-    expected = int(counts.sum(dtype=np.int64))
-    if len(ids) != expected or len(values) != expected:
-        raise WireError(f"the result has {len(values)} {name}s of {len(ids)} tokens, its plan asks for {expected}")
-    if expected:
+    ids, values = _columns(name, raw_ids, raw_values, counts)
+    if len(ids):
         check_range(f"{name}_ids", ids, 0, vocab_size - 1)
         check_range(f"{name}s", values[np.repeat(firsts >= 0, counts)], -np.inf, MAX_LOGPROB)
         told = (counts > 0) & (firsts >= 0)
         if (ids[(np.cumsum(counts) - counts)[told]] != firsts[told]).any():
             raise WireError(f"the first {name} of an entry is not that of its token")
+    return ids, values
+
+
+def _prompt_logprobs(result: m.StepResult, counts: IntArray, vocab_size: int) -> tuple[IntArray, FloatArray]:
+    """Log-probabilities of targets, and minus their ranks among the tokens that the others are of."""
+    ids, values = _columns("prompt_logprob", result.prompt_logprob_ids, result.prompt_logprobs, counts)
+    if len(ids):
+        firsts = np.cumsum(counts) - counts
+        check_range("ranks of prompt tokens", -ids[firsts], 0, vocab_size)  # 0 where scores are no numbers
+        check_range("prompt_logprob_ids", np.delete(ids, firsts), 0, vocab_size - 1)
+        check_range("prompt_logprobs", values, -np.inf, MAX_LOGPROB)
+    return ids, values
+
+
+def _columns(name: str, raw_ids: bytes, raw_values: bytes, counts: IntArray) -> tuple[IntArray, FloatArray]:
+    """As many ids and values as the entries have together."""
+    ids, values = int32_array(f"{name}_ids", raw_ids), array_from(f"{name}s", raw_values, "<f4")
+    expected = int(counts.sum(dtype=np.int64))
+    if len(ids) != expected or len(values) != expected:
+        raise WireError(f"the result has {len(values)} {name}s of {len(ids)} tokens, its plan asks for {expected}")
     return ids, values

@@ -250,7 +250,8 @@ class TokenDelta(Message, frozen=True):
         logprob_ids, logprobs: int32 and float32 [tokens, the request's `SamplingParams.logprobs`], as in `StepResult`.
         prompt_logprob_ids, prompt_logprobs: int32 and float32 [prompt tokens, `SamplingParams.prompt_logprobs`], those
             that are new since the last delta. Only sequence 0 has any: of all prompt tokens but the first, in their
-            order and before the first generated token.
+            order and before the first generated token. From a journal of version 5 or before, the token's own id is in
+            the place of minus its rank.
         pooled: float32, the request's pooled result (`SamplingParams.pooling`): in the one delta that ends it with
             `stop`, which has no tokens.
         retry_after_s: as in RequestRejected, of a refused Submit.

@@ -190,7 +190,8 @@ class StepResult(Message, frozen=True, tag="result"):
         logprob_ids, logprobs: int32 and float32 [sum of the plan's `logprob_counts`], tokens and their natural
             log-probabilities: for each sample the token that was drawn, then the likeliest ones in descending order.
         prompt_logprob_ids, prompt_logprobs: likewise [sum of the plan's `prompt_logprob_counts`]: for each of its
-            targets that one, then the likeliest ones.
+            targets that one, then the likeliest ones. In the place of the target's id, which the plan has, is minus its
+            rank: how many tokens of the vocabulary are as likely or likelier, as vLLM counts.
         pooled: float32, the results of the plan's `pooled_rows`, ragged: hidden_size values, or as many as the row's
             `pooled_counts`. A row has a value that is NaN or infinite, and so no result, if the model's are no numbers.
     """

@@ -70,11 +70,13 @@ class TargetLogProbs:
     Attributes:
         chosen: [targets] float32, their own.
         top, top_ids: [targets, num_top] float32 and int32, of the likeliest tokens at their places.
+        ranks: [targets] int32, how many tokens of the vocabulary are as likely or likelier, the target included.
     """
 
     chosen: Tensor
     top: Tensor
     top_ids: Tensor
+    ranks: Tensor
 
     def rows(self, first: int, end: int) -> "TargetLogProbs":
         """The part of targets `first` to `end - 1`."""
@@ -145,3 +147,5 @@ class WholeDraw:
     def log_probs(self, logits: Tensor, targets: Tensor, out: TargetLogProbs) -> None:
         """See `TokenDraw.log_probs`."""
         self._sampler.log_probs(logits, targets, out.top.shape[1], out.chosen, out.top, out.top_ids)
+        least = logits.gather(1, targets.long()[:, None])
+        torch.sum(logits >= least, 1, dtype=torch.int32, out=out.ranks)

@@ -85,7 +85,8 @@ class PendingStep:
             result = self._order.result(self._logprob_counts, token_ids, *found[1:4])
         if self._prompt_targets is not None:
             targets = self._prompt_targets
-            ids, values = log_prob_entries(targets.targets, targets.counts, *found[-3:])
+            *found_logprobs, ranks = found[-4:]
+            ids, values = log_prob_entries(-ranks, targets.counts, *found_logprobs)
             result = result._replace(prompt_logprob_ids=ids, prompt_logprobs=values)
         self._copies = self._prompt_targets = self._pooled = None
         return result._replace(pooled=pooled)

@@ -44,12 +44,13 @@ class PromptLogprobs:
         self._chosen = torch.zeros(most, dtype=torch.float32, device=device)
         self._top = torch.zeros(most_top, dtype=torch.float32, device=device)
         self._top_ids = torch.zeros(most_top, dtype=torch.int32, device=device)
+        self._ranks = torch.zeros(most, dtype=torch.int32, device=device)
 
     def stage(self, targets: PromptTargets) -> StagedTargets:
         """Bring a plan's targets to the device; the tensors, each dense, are valid until the next call."""
         shape = (len(targets.tokens), targets.num_top)
         top, top_ids = (flat[: shape[0] * shape[1]].view(shape) for flat in (self._top, self._top_ids))
-        out = TargetLogProbs(self._chosen[: shape[0]], top, top_ids)
+        out = TargetLogProbs(self._chosen[: shape[0]], top, top_ids, self._ranks[: shape[0]])
         tokens, ids = self._arena.upload([targets.tokens, targets.targets])
         return StagedTargets(tokens, ids, out)
 
@@ -63,4 +64,7 @@ class PromptLogprobs:
 
     def copied_bytes(self) -> list[int]:
         """Bytes that each copy to the device and back takes at most."""
-        return [self._arena.num_bytes, *(tensor.nbytes for tensor in (self._chosen, self._top, self._top_ids))]
+        return [
+            self._arena.num_bytes,
+            *(tensor.nbytes for tensor in (self._chosen, self._top, self._top_ids, self._ranks)),
+        ]

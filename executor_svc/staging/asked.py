@@ -136,9 +136,9 @@ def log_prob_entries(
     """Entries of tokens, one after another, as `ResultColumns` has them: ids, and log-probabilities. NaN becomes -inf.
 
     Args:
-        tokens: [entries], what each entry begins with.
+        tokens: [entries], what each entry begins with: a token, or minus its rank.
         counts: [entries], log-probabilities of each.
-        chosen: [entries], of `tokens`.
+        chosen: [entries], of these.
         top, top_ids: [entries, num_top], of the likeliest ones.
     """
     ids, values = np.column_stack([tokens, top_ids]), np.column_stack([chosen, top])

@@ -71,6 +71,7 @@ class FakeServer:
         most_words: that an answer has, however many were asked for.
         embeds: whether it serves a model that embeds, beside the one that generates.
         logprobs: whether the words of streams have log-probabilities: -0.5, -1.5, ...
+        prompt_logprobs: what whole answers list of their prompts, if that is asked for.
         by_prompt: the same for requests with a certain prompt; not used up.
         delay_s: before each answer.
         token_delay_s: before each token of a stream.
@@ -92,6 +93,7 @@ class FakeServer:
     resume_script: deque = field(default_factory=deque)
     deltas: deque = field(default_factory=deque)
     logprobs: bool = False
+    prompt_logprobs: list = field(default_factory=list)
     by_prompt: dict = field(default_factory=dict)
     delay_s: float = 0.0
     token_delay_s: float = 0.0
@@ -205,7 +207,7 @@ class FakeServer:
             return action
         if not body.get("stream"):
             await self._wait_for_executor()
-            return _Broken() if isinstance(action, Drop) else _whole(request.url.path, body)
+            return _Broken() if isinstance(action, Drop) else _whole(request.url.path, body, self.prompt_logprobs)
         return self._stream(request.url.path, body, action, 0)
 
     async def _resume(self, request_id: str, request: Request):
@@ -338,13 +340,20 @@ def _object(path, body, choices):
     return {"id": body.get("request_id", "cmpl-1"), "object": kind, "model": body["model"], "choices": choices}
 
 
-def _whole(path, body):
+def _whole(path, body, prompt_logprobs):
     words = _words(body)
     text = "".join(words)
     message = {"role": "assistant", "content": text, "refusal": None}
     piece = {"message": message} if "chat" in path else {"text": text}
+    listed = {} if body.get("prompt_logprobs") is None else {"prompt_logprobs": prompt_logprobs}
+    if "text" in piece:
+        piece |= listed
     choices = [_choice(index, piece, "length") for index in range(body.get("n", 1))]
-    answer = {**_object(path, body, choices), "usage": _usage(body, len(words) * len(choices))}
+    answer = {
+        **(listed if "message" in piece else {}),
+        **_object(path, body, choices),
+        "usage": _usage(body, len(words) * len(choices)),
+    }
     return {**answer, "object": answer["object"].removesuffix(".chunk")}
 
 

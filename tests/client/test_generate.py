@@ -125,6 +125,32 @@ def test_logprobs_of_chats(baton, server, files):
     assert (server.requests[0]["logprobs"], server.requests[0]["top_logprobs"]) == (True, 0)
 
 
+def listed(**tokens):
+    """An entry of `prompt_logprobs`: log-probability and rank of each token."""
+    facts = {text: {"logprob": value, "rank": rank, "decoded_token": text} for text, (value, rank) in tokens.items()}
+    return {str(number): fact for number, fact in enumerate(facts.values())}
+
+
+LISTED = [None, listed(ME=(-6.5, 1234), x=(-0.25, 1)), listed(O=(-0.5, 1)), listed(i=(-9999.0, None), O=(-0.5, 1))]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_prompt_logprobs_are_lines_before_the_answer(baton, server, files, is_chat):
+    server.prompt_logprobs = LISTED
+    asked = ["generate", "ROMEO:", "--max-tokens", 2, "--prompt-logprobs", 1, *(files[1] if is_chat else [])]
+    result = baton(*asked)
+    assert (
+        result.stdout
+        == """\
+"ME"              -6.5000    0.2%   #1234  "x" -0.2500
+"O"               -0.5000   60.7%      #1  "O" -0.5000
+"i"                  -inf    0.0%  "O" -0.5000
+w0 w1 \n"""
+    )
+    assert (server.requests[0]["prompt_logprobs"], server.requests[0].get("stream")) == (1, None)
+    assert json.loads(baton(*asked, "--json").stdout)["prompt_logprobs"] == LISTED
+
+
 @pytest.mark.parametrize(
     ("logprobs", "row"),
     [

@@ -26,7 +26,7 @@ RESULT = m.StepResult(
     step=0,
     token_ids=ints(4, 5),
     compute_us=1,
-    prompt_logprob_ids=ints(8, 9, 1, 2, 0, 7),
+    prompt_logprob_ids=ints(-4, -1, 1, 2, -10, 7),
     prompt_logprobs=floats(-1.0, -2.0, -0.5, -0.75, float("-inf"), 0.0),
 )
 
@@ -82,7 +82,7 @@ def test_a_plan_asks_for_no_more_than_a_result_may_hold() -> None:
 
 def test_results() -> None:
     columns = parse_result(RESULT, 2, 10, prompt_targets=TARGETS)
-    assert columns.prompt_logprob_ids.tolist() == [8, 9, 1, 2, 0, 7]
+    assert columns.prompt_logprob_ids.tolist() == [-4, -1, 1, 2, -10, 7]
     assert columns.prompt_logprobs.tolist() == [-1.0, -2.0, -0.5, -0.75, float("-inf"), 0.0]
     assert columns.message(1, 0, 1) == RESULT
 
@@ -90,13 +90,12 @@ def test_results() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt_logprob_ids": ints(8, 9, 1, 2, 0)}, "6 prompt_logprobs of 5 tokens, its plan asks for 6"),
+        ({"prompt_logprob_ids": ints(-4, -1, 1, 2, -10)}, "6 prompt_logprobs of 5 tokens, its plan asks for 6"),
         ({"prompt_logprobs": b""}, "0 prompt_logprobs of 6 tokens"),
-        ({"prompt_logprob_ids": ints(8, 9, 1, 10, 0, 7)}, "prompt_logprob_ids has 10"),
-        (
-            {"prompt_logprob_ids": ints(8, 8, 1, 2, 0, 7)},
-            "first prompt_logprob of an entry is not that of",
-        ),
+        ({"prompt_logprob_ids": ints(-4, -1, 1, 10, -10, 7)}, "prompt_logprob_ids has 10"),
+        ({"prompt_logprob_ids": ints(-4, -1, 1, 2, -10, -1)}, "prompt_logprob_ids has -1"),
+        ({"prompt_logprob_ids": ints(-4, -1, 1, 2, -11, 7)}, "ranks of prompt tokens has 11"),
+        ({"prompt_logprob_ids": ints(-4, 9, 1, 2, -10, 7)}, "ranks of prompt tokens has -9"),
         ({"prompt_logprobs": floats(0, 0, 0, float("nan"), 0, 0)}, "prompt_logprobs has nan"),
         ({"logprob_ids": ints(1), "logprobs": floats(0)}, "its plan asks for 0"),
     ],

@@ -118,8 +118,10 @@ def serve(
 def assert_told(folder: Path, prompt: Prompt, found: Told) -> None:
     logprobs = reference_logits(folder, prompt.tokens).log_softmax(-1)
     assert len(found) == len(prompt.tokens) - 1
-    for row, token, (ids, values) in zip(logprobs[:-1], prompt.tokens[1:], found, strict=True):
-        assert (ids[0], len(ids)) == (token, prompt.count)
+    for row, token, ((minus_rank, *top), values) in zip(logprobs[:-1], prompt.tokens[1:], found, strict=True):
+        rank, ids = -minus_rank, [token, *top]
+        assert len(ids) == prompt.count
+        assert (row > row[token] + 1e-4).sum() < rank <= (row > row[token] - 1e-4).sum(), "of the whole vocabulary"
         assert values == pytest.approx(row[ids].tolist(), abs=1e-4)
         assert len(set(ids[1:])) == prompt.count - 1
         assert values[1:] == pytest.approx(row.topk(prompt.count - 1).values.tolist(), abs=1e-4)
@@ -155,9 +157,10 @@ def test_more_targets_than_logits_and_each_its_own_count(checkpoint: Make) -> No
     result = ask(runner, limits, [Row(0, tokens, 24, [3, 1, 7], sampled=False, targets=targets)])
     logprobs = reference_logits(folder, tokens).log_softmax(-1)
     assert not len(result.token_ids)
-    for (at, token, count), (ids, values) in zip(targets, told(result, counts), strict=True):
-        assert ids == [token, *logprobs[at].topk(count - 1).indices.tolist()]
-        assert values == pytest.approx(logprobs[at][ids].tolist(), abs=1e-4)
+    for (at, token, count), ((minus_rank, *top), values) in zip(targets, told(result, counts), strict=True):
+        assert -minus_rank == (logprobs[at] >= logprobs[at][token]).sum()
+        assert top == logprobs[at].topk(count - 1).indices.tolist()
+        assert values == pytest.approx(logprobs[at][[token, *top]].tolist(), abs=1e-4)
 
 
 def test_a_step_whose_samples_ask_for_something_too(checkpoint: Make) -> None:
@@ -201,7 +204,7 @@ def test_the_likeliest_token_has_its_own_log_probability(checkpoint: Make, kerne
         tokens += run(runner, [Row(0, tokens, len(tokens), [0])], limits).tolist()
     result = ask(runner, limits, [Row(0, tokens, len(tokens), [1], targets=targets_of(tokens, 0, 5, 3)[1:])])
     for (ids, values), token in zip(told(result, [3] * 4), tokens[2:], strict=True):
-        assert ids[:2] == [token, token]
+        assert ids[:2] == [-1, token]
         assert values[0] == values[1]
 
 
@@ -210,7 +213,7 @@ def test_equals_are_told_in_the_order_of_their_ids(checkpoint: Make) -> None:
     with torch.inference_mode():
         runner._model._norm.zero_()
     result = ask(runner, limits, [Row(0, [5, 6], 2, [0], targets=((0, 6, 4), (1, 2, 4)))])
-    assert result.prompt_logprob_ids.tolist() == [6, 0, 1, 2, 2, 0, 1, 2]
+    assert result.prompt_logprob_ids.tolist() == [-VOCAB_SIZE, 0, 1, 2] * 2
     assert result.prompt_logprobs.tolist() == pytest.approx([-np.log(VOCAB_SIZE)] * 8)
 
 
@@ -221,7 +224,7 @@ def test_a_model_that_says_nan_gives_minus_infinity(checkpoint: Make, asked: dic
         runner._model._norm.fill_(torch.nan)
     result = ask(runner, limits, [Row(0, [5, 6], 2, [0], targets=((0, 6, 1), (1, 2, 3)))], **asked)
     assert result.token_ids.tolist() == [m.NO_NUMBERS]
-    assert result.prompt_logprob_ids.tolist() == [6, 2, 0, 1]
+    assert result.prompt_logprob_ids.tolist() == [0, 0, 0, 1]
     assert result.prompt_logprobs.tolist() == [-np.inf] * 4
 
 
@@ -231,7 +234,8 @@ def test_a_row_of_one_token_is_not_taken_for_a_decode_step(checkpoint: Make) -> 
     runner, limits = start_rank(folder, SINGLE_RANK, max_num_seqs=4, decode_sizes=(4,))
     result = ask(runner, limits, [Row(0, [5], 1, [0], targets=((0, 6, 2),))])
     logprobs = reference_logits(folder, [5])[0].log_softmax(-1)
-    assert result.prompt_logprob_ids.tolist() == [6, int(logprobs.argmax())]
+    rank = int((logprobs >= logprobs[6]).sum())
+    assert result.prompt_logprob_ids.tolist() == [-rank, int(logprobs.argmax())]
     assert result.token_ids.tolist() == [int(logprobs.argmax())]
     assert result.prompt_logprobs.tolist() == pytest.approx([logprobs[6].item(), logprobs.max().item()], abs=1e-4)
 

@@ -59,7 +59,9 @@ def test_they_are_those_of_transformers(checkpoint: Make, undisturbed: Answers) 
             continue
         logprobs = reference_logits(checkpoint(**MODEL), prompt).log_softmax(-1)[:-1]
         ids = [answer.prompt_logprob_ids[i : i + count] for i in range(0, len(answer.prompt_logprob_ids), count)]
-        assert [row[0] for row in ids] == prompt[1:]
+        ranks = [int((logprobs[i] >= logprobs[i][token]).sum()) for i, token in enumerate(prompt[1:])]
+        assert [-row[0] for row in ids] == ranks
+        ids = [[token, *row[1:]] for token, row in zip(prompt[1:], ids, strict=True)]
         expected = [logprobs[place][row].tolist() for place, row in enumerate(ids)]
         assert answer.prompt_logprobs == pytest.approx([*chain.from_iterable(expected)], abs=1e-4)
         top = [logprobs[place].topk(count - 1).indices.tolist() for place in range(len(ids))]

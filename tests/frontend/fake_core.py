@@ -65,10 +65,23 @@ def logprob_columns(token_ids: Sequence[int], count: int) -> dict[str, bytes]:
     }
 
 
+def prompt_rows(token_ids: Sequence[int], count: int) -> dict[str, bytes]:
+    """The same of tokens of a prompt, as a delta's fields: with minus the rank of each in the place of its id."""
+    columns = logprob_columns(token_ids, count)
+    ids = np.frombuffer(columns["logprob_ids"], "<i4").reshape(len(token_ids), count).copy()
+    if count:
+        ids[:, 0] = [-rank_of(token) for token in token_ids]
+    return {"prompt_logprob_ids": ids.tobytes(), "prompt_logprobs": columns["logprobs"]}
+
+
+def rank_of(token: int) -> int:
+    """A made-up rank of a token of a prompt."""
+    return 30 + token % 100
+
+
 def prompt_columns(submit: m.Submit, start: int = 0, end: int | None = None) -> dict[str, bytes]:
     """Made-up log-probabilities of the prompt's tokens after the first one, or of some of them, as a delta's fields."""
-    columns = logprob_columns(tokens_of(submit.prompt)[1:][start:end], submit.params.prompt_logprobs)
-    return {f"prompt_{name}": column for name, column in columns.items()}
+    return prompt_rows(tokens_of(submit.prompt)[1:][start:end], submit.params.prompt_logprobs)
 
 
 def delta(submit: m.Submit, token_ids: Sequence[int], reason: m.FinishReason | None = None, **more) -> m.TokenDelta:

@@ -21,7 +21,7 @@ from scheduler_svc.frontend.answers.rest import rest_of
 from scheduler_svc.frontend.http.streaming import EventStream
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import int32, logprob_columns
+from tests.frontend.fake_core import int32, logprob_columns, prompt_rows
 from tests.support.effort import examples
 
 TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
@@ -49,12 +49,12 @@ class Sequence:
         """All of it, in groups of these sizes over and over."""
         deltas: list[m.TokenDelta] = []
         start = turn = 0
-        columns = logprob_columns(self.prompt[1:], self.num_prompt_logprobs)
+        columns = prompt_rows(self.prompt[1:], self.num_prompt_logprobs)
         row = 4 * self.num_prompt_logprobs
-        while row and start < len(columns["logprobs"]):
+        while row and start < len(columns["prompt_logprobs"]):
             some = slice(start, start + row * sizes[turn % len(sizes)])
             start, turn = some.stop, turn + 1
-            of_prompt = {f"prompt_{name}": column[some] for name, column in columns.items()}
+            of_prompt = {name: column[some] for name, column in columns.items()}
             deltas.append(
                 m.TokenDelta(request_id=request_id, index=index, token_ids=b"", model="abc/float32", **of_prompt)
             )

@@ -34,11 +34,11 @@ def rank_of(prompt: list[int], place: int) -> int:
 
 
 def told(submit: m.Submit, place: int) -> tuple[list[int], list[float]]:
-    """A row of the core: the token's own, and that of the likeliest one."""
+    """A row of the core: minus the token's rank and its log-probability, then those of the likeliest one."""
     prompt = tokens_of(submit.prompt)
     token, rank = prompt[place], rank_of(prompt, place)
     other = OTHER_HALF if token == HALF else 400
-    return [token, token if rank == 1 else other], [LOGPROB * place * rank, LOGPROB * place]
+    return [-rank, token if rank == 1 else other], [LOGPROB * place * rank, LOGPROB * place]
 
 
 def model(submit: m.Submit) -> Iterator[Step]:

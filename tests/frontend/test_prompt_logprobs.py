@@ -33,6 +33,8 @@ from tests.frontend.fake_core import (
     logprobs_of,
     outputs,
     prompt_columns,
+    prompt_rows,
+    rank_of,
     say,
     tokens_of,
 )
@@ -106,7 +108,8 @@ def listed(prompt: list[int], asked: int, shown: int) -> list[dict | None]:
         entry = {}
         for place in range(shown):
             ranks = [rank for rank in range(1, shown) if row[rank] == row[place]]
-            fact = {"logprob": values[place], "rank": ranks[0] if ranks else None, "decoded_token": named(row[place])}
+            rank = ranks[0] if ranks else rank_of(row[0])
+            fact = {"logprob": values[place], "rank": rank, "decoded_token": named(row[place])}
             entry[str(row[place])] = fact
         entries.append(entry)
     return entries
@@ -239,8 +242,12 @@ def asking(context: AnswerContext, prompts: list[list[int]], after: str = "") ->
 
 
 def rows_of(prompt: list[int], count: int, start: int = 0, end: int | None = None) -> dict[str, bytes]:
-    columns = logprob_columns(prompt[1:][start:end], count)
-    return {f"prompt_{name}": column for name, column in columns.items()}
+    return prompt_rows(prompt[1:][start:end], count)
+
+
+def rows_without_ranks(prompt: list[int], count: int) -> dict[str, bytes]:
+    """As a journal of version 5 has them."""
+    return {f"prompt_{name}": column for name, column in logprob_columns(prompt[1:], count).items()}
 
 
 def put(queue: DeltaQueue, token_ids: list[int], reason: m.FinishReason | None = None, **more: object) -> None:
@@ -333,8 +340,8 @@ def test_a_long_prompt_is_read_in_parts():
     ("columns", "match"),
     [
         (rows_of([1, 2, 3, 4, 5], 2), "not 2 for each of 3"),
-        (rows_of([1, 2, 3], 3), "is not its own"),
-        (rows_of([1, 2, 4], 2), "is not its own"),
+        (rows_of([1, 2, 3], 3), "neither its rank nor its id"),
+        (rows_without_ranks([1, 2, 4], 2), "neither its rank nor its id"),
     ],
     ids=["more tokens", "more of each", "another token"],
 )
@@ -343,6 +350,19 @@ def test_what_is_not_the_prompts(columns: dict, match: str):
     put(queue, [], **columns)
     with pytest.raises(WireError, match=match):
         whole(generation)
+
+
+def test_ranks_that_a_journal_of_an_earlier_release_does_not_know_are_null():
+    """Unless the token is among the likeliest."""
+    generation, queue = asking(context_of(prompt_logprobs=2), [PROMPT])
+    put(queue, [], **rows_without_ranks(PROMPT, 2))
+    put(queue, STORY, "length")
+    [choice] = whole(generation)
+    expected = listed(PROMPT, 2, 2)
+    for entry, token in zip(expected[1:], PROMPT[1:], strict=True):
+        if entry[str(token)]["rank"] == rank_of(token):
+            entry[str(token)]["rank"] = None
+    assert choice["prompt_logprobs"] == expected
 
 
 @pytest.mark.parametrize(("asked", "index"), [({}, 0), ({"echo": True}, 0), ({"prompt_logprobs": 2}, 1)])
@@ -389,11 +409,11 @@ def test_a_prompt_that_the_client_has_is_not_waited_for():
 def test_what_json_cannot_say(value: float):
     generation, queue = asking(context_of(echo=True, logprobs=1, prompt_logprobs=1), [[5, 6]])
     column = np.array([value], "<f4").tobytes()
-    put(queue, [], prompt_logprob_ids=int32([6]), prompt_logprobs=column)
+    put(queue, [], prompt_logprob_ids=int32([-9]), prompt_logprobs=column)
     put(queue, [7], "length", **logprob_columns([7], 1))
     [choice] = whole(generation)
     assert choice["logprobs"]["token_logprobs"][:2] == [None, -9999.0]
     assert choice["prompt_logprobs"] == [
         None,
-        {"6": {"logprob": -9999.0, "rank": None, "decoded_token": named(6)}},
+        {"6": {"logprob": -9999.0, "rank": 9, "decoded_token": named(6)}},
     ]

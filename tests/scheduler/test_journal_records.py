@@ -24,6 +24,7 @@ from scheduler_svc.core.requests.journal_records import (
     StepRecord,
     SubmitRecord,
     encode,
+    have_ranks,
 )
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.record_frames import frame, unframe
@@ -435,7 +436,9 @@ class Told:
 
     def progress(self):
         columns = self.logprob_ids, self.logprobs, self.prompt_ids, self.prompt_values
-        return Progress(int32(*self.tokens), self.model, self.num_cached, self.ending, *columns)
+        return Progress(
+            int32(*self.tokens), self.model, self.num_cached, self.ending, *columns, have_ranks(self.prompt_ids)
+        )
 
 
 @dataclass
@@ -479,7 +482,7 @@ def histories(draw):
             true, rng = told.truth[arrival], random.Random(draw(st.integers(0, 2**16)))
             num_bytes = 4 * true.prompt_width * draw(st.integers(1, true.num_uncovered))
             ids, values = rng.randbytes(num_bytes), rng.randbytes(num_bytes)
-            told.batches[-1].append(PromptRecord(arrival, true.num_covered, ids, values, "one"))
+            told.batches[-1].append(PromptRecord(arrival, true.num_covered, ids, values, "one", have_ranks(ids)))
             true.prompt_ids, true.prompt_values, true.model = true.prompt_ids + ids, true.prompt_values + values, "one"
         speaking = [arrival for arrival in going if arrival not in prompts]
         if kind == "step" and speaking:

@@ -147,8 +147,9 @@ def test_a_record_needs_the_version_of_what_it_says(version):
 def records_that_need(version):
     """Of one request, and of its end."""
     request = next(r for batch in example() for r in batch if isinstance(r, RequestRecord) and r.submit.is_resumable)
-    if version == 4:
-        request = next(r for batch in example() for r in batch if version_of(as_of(r, 4)) == 4)
+    if version in (4, 6):
+        requests = (r for batch in example() for r in batch if isinstance(r, RequestRecord))
+        request = next(r for r in requests if version_of(as_of(r, version)) == version)
     records = [as_of(request, version), EndRecord(request.arrival, 0, Ending("stop"), 0)]
     assert version_of(records[0]) == version
     return records

@@ -50,6 +50,12 @@ def logprobs_of(token: int, count: int, history: int, vocab_size: int) -> tuple[
     return ids, [-(history % 1000 / 8) - i for i in range(count)]
 
 
+def prompt_logprobs_of(target: int, count: int, history: int, vocab_size: int) -> tuple[list[int], list[float]]:
+    """The stand-in for log-probabilities of a token of a prompt, whose id gives way to minus its rank."""
+    ids, values = logprobs_of(target, count, history, vocab_size)
+    return [-(1 + history % vocab_size), *ids[1:]][:count], values
+
+
 def expected_logprobs(
     prompt: list[int], output: list[int], params: m.SamplingParams, vocab_size: int
 ) -> tuple[list[int], list[float]]:
@@ -74,7 +80,7 @@ def expected_prompt_logprobs(prompt: list[int], count: int, vocab_size: int) -> 
     values: list[float] = []
     for token, target in pairwise(prompt):
         history = extend(history, token)
-        more_ids, more_values = logprobs_of(target, count, history, vocab_size)
+        more_ids, more_values = prompt_logprobs_of(target, count, history, vocab_size)
         ids += more_ids
         values += more_values
     return ids, values
@@ -238,7 +244,7 @@ class OracleExecutor:
                 if i in wanted:
                     target, count = targets.pop(first + i)
                     assert i + 1 == len(row.tokens) or row.tokens[i + 1] == target, "a target is not the next token"
-                    more_ids, more_values = logprobs_of(target, count, history, self.limits.vocab_size)
+                    more_ids, more_values = prompt_logprobs_of(target, count, history, self.limits.vocab_size)
                     ids += more_ids
                     values += more_values
             first += len(row.tokens)

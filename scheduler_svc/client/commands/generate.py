@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 @tools_option
 @click.option("--logprobs", type=click.IntRange(0, 20), metavar="N", help="Write a line for each token: its "
               "log-probability, its probability, and the N likeliest tokens in its place.")  # fmt: skip
+@click.option("--prompt-logprobs", type=click.IntRange(0, 20), metavar="N", help="First write a line for each token of "
+              "the prompt after its first: its log-probability, its probability, its rank in the whole vocabulary, and "
+              "the N likeliest tokens in its place. The answer comes as a whole.")  # fmt: skip
 @click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="How many answers.")
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Write the text as it comes.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: text, choices, usage.")
@@ -44,6 +47,7 @@ def command(
     schema_file: Path | None,
     tools_file: Path | None,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     n: int,
     stream: bool,
     as_json: bool,
@@ -61,7 +65,7 @@ def command(
     """
     from scheduler_svc.client.generate.question import Question  # noqa: PLC0415  (none of these is needed for --help)
     from scheduler_svc.client.generate.show import as_json as written_as_json  # noqa: PLC0415
-    from scheduler_svc.client.generate.show import show_choices  # noqa: PLC0415
+    from scheduler_svc.client.generate.show import show_choices, show_prompt  # noqa: PLC0415
 
     tools = None if tools_file is None else read_tools(tools_file)
     schema = None if schema_file is None else read_schema(schema_file)
@@ -69,16 +73,17 @@ def command(
         raise click.UsageError("no PROMPT; give one, or pipe one in")
     if prompt in (None, "-"):
         prompt = stdin_text()
-    question = Question(prompt, tools, schema, logprobs)
+    question = Question(prompt, tools, schema, logprobs, prompt_logprobs)
     with connect(service) as api:
         body = {"model": api.model_name(model), "n": n, **question.body(), **sampling}
-        if stream and n == 1 and not as_json:
+        if stream and n == 1 and not as_json and not question.needs_whole_answer:
             _stream(api, question.path, body, as_rows=logprobs is not None)
             return
-        answer = api.complete(question.path, body)
+        answer = (api.post if question.needs_whole_answer else api.complete)(question.path, body)
     if as_json:
         click.echo(written_as_json(answer))
     else:
+        show_prompt(answer, prompt_logprobs)
         show_choices(answer["choices"], as_rows=logprobs is not None)
 
 

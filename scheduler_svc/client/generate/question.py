@@ -14,12 +14,19 @@ class Question:
         tools: that the model may call; None asks for a completion, as only chats have tools.
         schema: that the answer has to match, if any.
         logprobs: how many of the likeliest tokens are listed in each place; None for no log-probabilities.
+        prompt_logprobs: likewise, in each place of the prompt.
     """
 
     prompt: str
     tools: list[Json] | None = None
     schema: Json | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def needs_whole_answer(self) -> bool:
+        """Whether it cannot be answered by a stream, as no stream tells of a prompt's tokens."""
+        return self.prompt_logprobs is not None
 
     @property
     def path(self) -> str:
@@ -37,4 +44,6 @@ class Question:
         if self.logprobs is not None:
             is_chat = self.tools is not None
             body |= {"logprobs": True, "top_logprobs": self.logprobs} if is_chat else {"logprobs": self.logprobs}
+        if self.prompt_logprobs is not None:
+            body["prompt_logprobs"] = self.prompt_logprobs
         return body

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from scheduler_svc.client.chat.view import AnswerView
-from scheduler_svc.client.generate.token_rows import token_rows
+from scheduler_svc.client.generate.token_rows import prompt_rows, token_rows
 from scheduler_svc.client.http.growing_message import GrowingMessage
 from scheduler_svc.client.output import say, write_text
 
@@ -40,6 +40,12 @@ def show_choice(chunks: Iterable[Json], *, as_rows: bool) -> None:
         write_text("\n")  # each answer has a line
 
 
+def show_prompt(answer: Json, num_likeliest: int | None) -> None:
+    """Write a line to stdout for each token of the prompt, if an answer has its log-probabilities."""
+    for row in prompt_rows(_prompt_logprobs(answer), num_likeliest or 0):
+        write_text(f"{row}\n")
+
+
 def show_choices(choices: list[Json], *, as_rows: bool) -> None:
     """Write whole choices to stdout, and their numbers to stderr."""
     for choice in choices:
@@ -52,6 +58,8 @@ def as_json(answer: Json) -> str:
     """The answer as one line of JSON: the first choice's `text`, then all fields that a script may need."""
     choices = [_choice(choice) for choice in answer["choices"]]
     kept = {key: answer.get(key) for key in ("id", "model", "system_fingerprint", "usage")}
+    if listed := _prompt_logprobs(answer):
+        kept["prompt_logprobs"] = listed
     return msgspec.json.encode({"text": choices[0]["text"], "choices": choices, **kept}).decode()
 
 
@@ -63,6 +71,11 @@ def _choice(choice: Json) -> Json:
     if choice.get("logprobs"):
         extra["logprobs"] = choice["logprobs"]
     return {"index": choice["index"], "text": text, "finish_reason": choice.get("finish_reason"), **extra}
+
+
+def _prompt_logprobs(answer: Json) -> list[Json | None]:
+    """Those of a completion's prompt, which all choices have, or of a chat."""
+    return answer.get("prompt_logprobs") or answer["choices"][0].get("prompt_logprobs") or []
 
 
 def _as_delta(message: Json) -> Json:

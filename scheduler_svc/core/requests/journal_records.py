@@ -17,12 +17,13 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
+import numpy as np
 
 from common import messages as m
 from scheduler_svc.core.requests.record_frames import frame
 from scheduler_svc.core.step_output import PromptLogprobs, SequenceEnd, StepOutput
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
@@ -147,6 +148,11 @@ class Ending(Record, frozen=True):
         return cls(end.reason, end.error, end.code)
 
 
+def have_ranks(prompt_logprob_ids: bytes | bytearray) -> bool:
+    """Whether some of these ids are minus the rank of a prompt's own token, as executors say since version 6."""
+    return bool(np.frombuffer(prompt_logprob_ids, "<i4").min(initial=0) < 0)
+
+
 class Progress(Record, frozen=True):
     """How far a sequence was.
 
@@ -156,6 +162,7 @@ class Progress(Record, frozen=True):
         num_cached: prompt tokens that the prefix cache held when it was first admitted; None if it never was.
         logprob_ids, logprobs: int32 and float32 [tokens, the request's `logprobs`], as in `StepResult`.
         prompt_logprob_ids, prompt_logprobs: int32 and float32 [covered positions, the request's `prompt_logprobs`].
+        has_ranks: whether the ids of some of the prompt's own tokens have given way to minus their ranks.
     """
 
     token_ids: bytes = b""
@@ -166,6 +173,7 @@ class Progress(Record, frozen=True):
     logprobs: bytes = b""
     prompt_logprob_ids: bytes = b""
     prompt_logprobs: bytes = b""
+    has_ranks: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -247,6 +255,7 @@ class PromptRecord(Record, frozen=True, tag="prompted"):
         first: the first position whose logits told them.
         logprob_ids, logprobs: int32 and float32 [positions, the request's `prompt_logprobs`], as in `StepResult`.
         model: what computed them.
+        has_ranks: as in `Progress`.
     """
 
     arrival: int
@@ -254,11 +263,12 @@ class PromptRecord(Record, frozen=True, tag="prompted"):
     logprob_ids: bytes
     logprobs: bytes
     model: str
+    has_ranks: bool = False
 
     @classmethod
     def of(cls, came: PromptLogprobs, model: str) -> "PromptRecord":
         """What came with a step."""
-        return cls(came.sequence.arrival, came.first, came.ids, came.values, model)
+        return cls(came.sequence.arrival, came.first, came.ids, came.values, model, have_ranks(came.ids))
 
 
 class EndRecord(Record, frozen=True, tag="ended"):
@@ -321,14 +331,16 @@ def version_of(record: AnyRecord) -> int:
     """The first version that has all that a record says. An older release would read it, and drop the rest."""
     if isinstance(record, RequestRecord):
         asked = record.submit.params
-        if record.submit.client_name:
-            return 5
-        if asked.pooling != "none":
-            return 4
+        if any(told.has_ranks for told in record.progress):
+            return 6
+        if record.submit.client_name or asked.pooling != "none":
+            return 5 if record.submit.client_name else 4
         return 3 if asked.prompt_logprobs else 2 if asked.logprobs or asked.constraints is not None else 1
     if isinstance(record, StepRecord):
         return 2 if record.logprob_counts else 1
-    return 3 if isinstance(record, PromptRecord) or (isinstance(record, EndRecord) and record.num_covered) else 1
+    if isinstance(record, PromptRecord):
+        return 6 if record.has_ranks else 3
+    return 3 if isinstance(record, EndRecord) and record.num_covered else 1
 
 
 def step_records(output: StepOutput) -> list[AnyRecord]:

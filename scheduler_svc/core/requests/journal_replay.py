@@ -25,6 +25,7 @@ from scheduler_svc.core.requests.journal_records import (
     RequestRecord,
     StepRecord,
     SubmitRecord,
+    have_ranks,
 )
 from scheduler_svc.core.requests.record_frames import unframe
 
@@ -157,7 +158,8 @@ class _Story:
         ending = None if self.had_result(request) else self.ending or self._own_end(request)
         logprob_ids, logprobs = bytes(self.logprob_ids), bytes(self.logprobs)
         prompt = bytes(self.prompt.ids), bytes(self.prompt.values)
-        return Progress(self.tokens.tobytes(), self.model, self.num_cached, ending, logprob_ids, logprobs, *prompt)
+        told = (self.tokens.tobytes(), self.model, self.num_cached, ending, logprob_ids, logprobs)
+        return Progress(*told, *prompt, have_ranks(self.prompt.ids))
 
     def had_result(self, request: RequestRecord) -> bool:
         """Whether it ended with a pooled result."""

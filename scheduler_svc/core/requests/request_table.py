@@ -15,7 +15,14 @@ from common.errors import RequestRejected
 from common.messages import Submit
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.core.requests.absences import Absences
-from scheduler_svc.core.requests.journal_records import Ending, Progress, RequestRecord, SubmitRecord, list_bytes
+from scheduler_svc.core.requests.journal_records import (
+    Ending,
+    Progress,
+    RequestRecord,
+    SubmitRecord,
+    have_ranks,
+    list_bytes,
+)
 from scheduler_svc.core.requests.retention import Retention
 from scheduler_svc.core.requests.returning_clients import can_return
 from scheduler_svc.core.sequence import Generated, Sequence
@@ -64,7 +71,8 @@ class Request:
         for sequence, ending in zip(self.sequences, self.endings, strict=True):
             told, num_cached = output_of(sequence), sequence.num_cached_prompt
             logprobs = told.logprob_ids, told.logprobs, told.prompt_logprob_ids, told.prompt_logprobs
-            progress.append(Progress(told.token_ids, sequence.model, num_cached, ending, *logprobs))
+            has_ranks = have_ranks(told.prompt_logprob_ids)
+            progress.append(Progress(told.token_ids, sequence.model, num_cached, ending, *logprobs, has_ranks))
         return tuple(progress)
 
     def record(self, output_of: Callable[[Sequence], Generated], wall_offset_s: float) -> RequestRecord:

@@ -62,7 +62,8 @@ class CompletionLogprobs(Struct, frozen=True):
 
 
 class PromptLogprob(Struct, frozen=True, gc=False):
-    """How likely a token was in a place of the prompt; `rank` is null if it is not among the likeliest."""
+    """How likely a token was in a place of the prompt. `rank` is 1 for the likeliest token of the vocabulary; null for
+    what a journal of an earlier release has."""
 
     logprob: float
     rank: int | None

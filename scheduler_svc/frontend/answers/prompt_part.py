@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from msgspec import Raw
 
 from common import messages as m
@@ -110,8 +111,10 @@ class PromptPart:
             asked = f"{self._count} for each of {len(self._token_ids) - self._num_read} prompt tokens"
             raise WireError(f"{len(ids)} prompt_logprob_ids and {len(values)} prompt_logprobs, not {asked}")
         rows, row_values = ids.reshape(-1, self._count or 1), values.reshape(-1, self._count or 1)
-        if (rows[:, 0] != token_ids).any():
-            raise WireError("the first log-probability of a prompt token is not its own")
+        if ((rows[:, 0] >= 0) & (rows[:, 0] != token_ids)).any() or (rows[:, 1:] < 0).any():
+            raise WireError("the first log-probability of a prompt token has neither its rank nor its id")
+        ranks = (-rows[:, 0]).tolist()
+        rows = np.column_stack([token_ids, rows[:, 1:]])
         self._num_read += num_tokens
         if not self._is_shown:
             return
@@ -119,7 +122,7 @@ class PromptPart:
         if self._echoed is not None:
             self._echoed.add([self._entry(*row) for row in zip(*columns, strict=True)])
         if self._num_listed and num_tokens:
-            listed = [self._by_id(*row) for row in zip(*columns, strict=True)]
+            listed = [self._by_id(*row) for row in zip(*columns, ranks, strict=True)]
             self._listed += [b",", to_json(listed)[1:-1]]
 
     def listed(self) -> Raw:
@@ -132,10 +135,10 @@ class PromptPart:
         self._offset += len(self._detokenizer.feed(ids[:1]))
         return entry
 
-    def _by_id(self, ids: list[int], values: list[float]) -> dict[str, PromptLogprob]:
+    def _by_id(self, ids: list[int], values: list[float], rank: int) -> dict[str, PromptLogprob]:
         """The token's own first, then those of the likeliest in descending order."""
         ids, values = ids[: self._num_listed], values[: self._num_listed]
-        own = {str(ids[0]): PromptLogprob(values[0], None, self._texts.of(ids[0]).text)}
+        own = {str(ids[0]): PromptLogprob(values[0], rank if rank > 0 else None, self._texts.of(ids[0]).text)}
         likeliest = {
             str(token_id): PromptLogprob(value, rank, self._texts.of(token_id).text)
             for rank, (token_id, value) in enumerate(zip(ids[1:], values[1:], strict=True), start=1)

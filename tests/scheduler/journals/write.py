@@ -116,12 +116,12 @@ def example() -> list[list[AnyRecord]]:
     pooled = m.Submit(request_id="e", prompt=_int32(8, 9, 10), params=params)
     executors = (ExecutorRecord("gpu-7", ("generate", "score"), 32768, 151936),)
     burnt = Ending("error", "it burnt", "internal_error")
-    columns = (_int32(8, 9), _float32(-0.25, -1e-7), _int32(4), _float32(-2.5))
+    columns = (_int32(8, 9), _float32(-0.25, -1e-7), _int32(-3), _float32(-2.5), True)
     ended = (Progress(_int32(8, 9), "model-a bf16", 1, burnt, *columns),)
     return [
         [LifeRecord(1), RequestRecord(40, 1.8e9, SubmitRecord.of(old), ended, True, 40, "another tokenizer")],
         [RequestRecord(41, 1.8e9 + 1.5, SubmitRecord.of(whole), (Progress(), Progress()), True, -151, "hash")],
-        [PromptRecord(41, 0, _int32(6, 1), _float32(-0.5, -0.25), "model-a bf16")],
+        [PromptRecord(41, 0, _int32(-2, 1), _float32(-0.5, -0.25), "model-a bf16", True)],
         [
             PromptRecord(41, 1, _int32(151643, 1, 192, 1, 219, 219), _float32(-9, -1, -8, -2, -7, -7), "model-a bf16"),
             _step("model-a bf16", (41, 0, 192, -0.5), (42, 0, 219, -3.75)),
@@ -141,7 +141,7 @@ def example() -> list[list[AnyRecord]]:
         [RequestRecord(44, 1.8e9 + 3, SubmitRecord.of(left), (Progress(),))],
         [RequestRecord(45, 1.8e9 + 4, SubmitRecord.of(pooled), (Progress(),))],
         [
-            PromptRecord(44, 0, _int32(9), _float32(-1.0), "model-b bf16"),
+            PromptRecord(44, 0, _int32(-4), _float32(-1.0), "model-b bf16"),
             EndRecord(44, 0, Ending("cancelled"), 0, 1),
         ],
     ]
