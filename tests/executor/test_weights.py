@@ -4,15 +4,19 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from common.errors import CheckpointError
+from common.model_files import DEMO_MODEL_DIR
 from executor_svc.model.checkpoint import (
     EMBEDDING,
     HEAD,
@@ -33,6 +37,7 @@ from tests.executor.conftest import Make
 from tests.executor.harness import Driver, start
 from tests.executor.ranks import in_threads
 from tests.support.checkpoints import EXPERTS, reference_greedy
+from tests.support.plain_rights import needs_plain_rights, with_plain_rights
 
 Edit = Callable[[dict[str, torch.Tensor]], object]
 
@@ -370,3 +375,22 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(sharded: Path, name: str) -
         load(sharded)
     with pytest.raises(CheckpointError, match="is no regular file, but a pipe"):
         source_key(sharded, read_config(sharded))
+
+
+@pytest.mark.slow
+@needs_plain_rights
+@pytest.mark.parametrize("stored", ["single", "sharded"])
+def test_weights_that_may_not_be_read_are_not_called_missing(tmp_path: Path, stored: str) -> None:
+    shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    if stored == "sharded":
+        with safe_open(weights, framework="pt") as file:
+            names = list(file.keys())
+        weights = weights.rename(tmp_path / "model" / "a.safetensors")
+        index = {"weight_map": dict.fromkeys(names, weights.name)}
+        (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights.chmod(0)
+    code = "from pathlib import Path; from executor_svc.model.checkpoint import Checkpoint; Checkpoint(Path({!r}))"
+    command = with_plain_rights(sys.executable, "-c", code.format(str(tmp_path / "model")))
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith(f"CheckpointError: {weights} cannot be read: Permission denied")
