@@ -77,6 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_waiting=50,
                 look_ahead=look_ahead,
                 pool_grace_s=GRACE_S,
+                task_grace_s=GRACE_S,
                 announced_salt=announces,
             ),
             colliding_hash if collide else hash_block,
@@ -314,7 +315,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         except RequestRejected as error:
             refusal = error.code
         if self.pools.is_unavailable(task, self.now):
-            assert refusal == "unavailable"
+            assert refusal == self.pools.code_of_unavailable(task, self.now)
         else:
             assert refusal in (("", "queue_full") if fits else ("context_length_exceeded",))
 
@@ -396,7 +397,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Its pool is gone, and what is left holds no more of it."""
         sequence, largest = end.sequence, self.pools_of(end.sequence).largest
         assert self.now >= self.stranded[sequence] + GRACE_S
-        assert (end.code == "unavailable") == (largest == 0)
+        assert (end.code == "task_not_served") == (largest == 0)
         if end.reason == "length":
             assert sequence.may_shorten
             assert len(sequence.tokens) >= largest

@@ -152,7 +152,7 @@ class Client:
         self._leave_complete()
         if delta.code == "request_exists":
             self._come_back(0.0, submit=False)
-        elif delta.code in ("queue_full", "too_many_requests", "unavailable") and self._rng.random() < 0.5:
+        elif delta.code in ("queue_full", "too_many_requests", "no_executor") and self._rng.random() < 0.5:
             self._come_back(self._rng.uniform(0.1, 1.0))
         else:
             self._settle(State.REFUSED)
@@ -335,7 +335,7 @@ class Client:
                 assert (self.id, delta.index) in self._witness.guilty, f"{name} ended for failures that were not its"
             case "invalid_api_key":
                 assert self.id in self._witness.keyless, f"{name} had its key"
-            case "capacity_lost" | "unavailable":
+            case "capacity_lost" | "no_executor" | "task_not_served":
                 assert (self.id, delta.index) in self._witness.pools.lost, f"{name} had an executor"
             case "grammars_lost":
                 assert (self.id, delta.index) in self._witness.libraries.lost, f"{name} had an executor"

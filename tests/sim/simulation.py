@@ -269,6 +269,7 @@ class Simulation:
             max_waiting=profile.max_waiting,
             look_ahead=rng.random() < 0.7,
             pool_grace_s=profile.pool_grace_s,
+            task_grace_s=profile.pool_grace_s,
             grammars=LIBRARY,
             adoption_wait_s=self._adoption_wait_s,
         )

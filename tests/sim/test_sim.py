@@ -73,7 +73,7 @@ def test_everything_that_can_happen_happens():
 def missing_from(tally):
     """Name what can happen and has not, in a tally of runs."""
     moments = ("strikes", "preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
-    moments += ("prompt positions asked", "told of acceptance", "pooled results", "refused: unavailable")
+    moments += ("prompt positions asked", "told of acceptance", "pooled results", "refused: no_executor")
     moments += ("rows of grammars in another library", "rows without a library", "grammars relaxed", "grammars lost")
     moments += ("adopted", "resumed where they were", "not adopted: another kind", "not adopted: another writer")
     moments += ("not adopted: step_failed", "not adopted: untrusted", "rows without numbers", "late rows")

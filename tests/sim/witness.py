@@ -282,7 +282,9 @@ class Witness:
         if submit.client_limit and num_open >= submit.client_limit:
             return "too_many_requests"
         if self.pools.is_unavailable(submit.params.task, now):
-            return "unavailable"
+            # An earlier life that took the task is known by the journal, as far as that was written before the kill.
+            may_come = core.scheduler.sequences.capacities.may_come(submit.params.task, now)
+            return "no_executor" if may_come else "task_not_served"
         longest, is_pooled = self.pools.of(submit.params.task).limit(now), submit.params.pooling != "none"
         if longest and len(submit.prompt) // 4 + (0 if is_pooled else self.pools.max_tokens(submit) - 1) > longest:
             return "context_length_exceeded"

@@ -117,6 +117,11 @@ class TaskPools:
         come before, and for a while beside others."""
         return not self.has_seen(task) and (task != "generate" or now >= self._first_at + self._grace_s)
 
+    def code_of_unavailable(self, task: Task, now: float) -> str:
+        """The code of such a request in a first life: whether an executor of its task may still come."""
+        is_early = now < self._first_at + self._grace_s
+        return "no_executor" if self.has_seen(task) or is_early else "task_not_served"
+
     def strands(self, task: Task) -> bool:
         """Whether what no executor fits waits beside others: those of its task, or any if none of it is expected."""
         limits = self._limits[task]
