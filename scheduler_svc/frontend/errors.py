@@ -1,6 +1,8 @@
 """Every error a client sees: in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, or in Anthropic's,
 {"type": "error", "error": {"type", "message", "details"}}."""
 
+import random
+
 import msgspec
 from msgspec import Struct
 
@@ -82,7 +84,7 @@ class ApiError(Exception):
         self.param = None if param is None else param[:MAX_PARAM_CHARACTERS]
         self.headers = {SHOULD_RETRY_HEADER: "true" if retry else "false"}
         if retry:
-            self.headers["retry-after"] = str(RETRY_AFTER_S)
+            self.headers["retry-after"] = _spread(RETRY_AFTER_S)
 
     @classmethod
     def of_rejection(cls, rejected: RequestRejected, request_id: str = "") -> "ApiError":
@@ -96,8 +98,10 @@ class ApiError(Exception):
         if rejected.code == "request_exists" and request_id:
             message = f"There is a request {request_id!r} already: its 'request_id' is in use."
         error = cls(status, message, code=rejected.code, retry=status in (429, 503))
-        if rejected.retry_after_s:
+        if rejected.code == "rate_limit_exceeded":  # of one client, for whom this number is exact
             error.headers["retry-after"] = str(rejected.retry_after_s)
+        elif rejected.retry_after_s:
+            error.headers["retry-after"] = _spread(rejected.retry_after_s)
         return error
 
     def body(self) -> bytes:
@@ -123,6 +127,11 @@ class ClientGone(Exception):
 def internal_error() -> ApiError:
     """What a client is told about a fault of the server."""
     return ApiError(500, "The server had an error; its log says more.", code="internal_error")
+
+
+def _spread(least_s: int) -> str:
+    """Return so many seconds, or up to a quarter more: clients that are refused together are not to return together."""
+    return str(random.randint(least_s, least_s + max(least_s // 4, 1)))  # noqa: S311 (no secret)
 
 
 def _type_of(status: int) -> str:

@@ -65,7 +65,7 @@ def test_too_many_requests_of_one_client(frontend: Frontend, core: FakeCore):
     answer = post(frontend, "/v1/completions", COMPLETION, ALICE)
     error = assert_openai_shape(answer, 429)
     assert (error["code"], error["type"]) == ("too_many_requests", "rate_limit_error")
-    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["retry-after"] in {"1", "2"}
 
 
 def test_more_prompts_than_a_client_may_have_requests(frontend: Frontend, core: FakeCore):

@@ -3,6 +3,7 @@
 import tracemalloc
 from array import array
 
+import msgspec
 import pytest
 
 from common import messages as m
@@ -124,9 +125,13 @@ def test_deadlines():
 def test_a_full_queue_refuses_and_forgets():
     rig = Rig(limits(max_num_seqs=1), max_waiting=3)
     rig.add("a", [1], n=3)
+    submit = m.Submit(request_id="b", prompt=array("i", [1]).tobytes(), params=m.SamplingParams(max_tokens=1))
     with pytest.raises(RequestRejected, match="3 sequences are waiting, the limit is 3") as caught:
-        rig.add("b", [1])
-    assert caught.value.code == "queue_full"
+        rig.scheduler.add(submit)
+    assert (caught.value.code, caught.value.retry_after_s) == ("queue_full", 1)
+    with pytest.raises(RequestRejected) as caught:
+        rig.scheduler.add(msgspec.structs.replace(submit, n=2), now=10.0)
+    assert caught.value.retry_after_s == 30, "none left in 10 s, and three ask for a place"
     rig.plan()
     rig.add("b", [1])
     rig.finish()

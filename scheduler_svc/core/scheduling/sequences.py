@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from common.errors import RequestRejected
-from common.messages import FinishReason, Submit
+from common.messages import FinishReason, Submit, Task
 from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import Capacities, Capacity, capacity
 from scheduler_svc.core.executor.executor_state import ExecutorState
@@ -17,6 +17,7 @@ from scheduler_svc.core.scheduling.arrivals import checked_prompt, with_max_toke
 from scheduler_svc.core.scheduling.deadlines import Deadlines
 from scheduler_svc.core.scheduling.needs import Needs, able_executors, kinds_of
 from scheduler_svc.core.scheduling.pools import Pools
+from scheduler_svc.core.scheduling.queue_pace import QueuePace
 from scheduler_svc.core.scheduling.stats import Move, Moves, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects, is_suspect
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
@@ -65,6 +66,7 @@ class Sequences:
         self._open: dict[Sequence, None] = {}
         self._deadlines = Deadlines()
         self._relaxed: list[Sequence] = []
+        self._paces: dict[Task, QueuePace] = {}
         self._awaited: list[int] = []  # epochs that ended, and whose pools sequences wait for
         self._changed_at: float | None = None  # when other executors began or ceased to take sequences
         self._now = 0.0
@@ -92,14 +94,16 @@ class Sequences:
         one = new_sequences(msgspec.structs.replace(submit, n=1), prompt, largest, self._arrivals, deadline)[0]
         if (refusal := self.capacities.refusal(one, now)) is not None:  # before n copies of the prompt are made
             raise refusal
-        if (num_waiting := self.waiting.num_of(one.params.task)) + submit.n > self._max_waiting:
-            raise RequestRejected(
-                f"{num_waiting} sequences are waiting, the limit is {self._max_waiting}", "queue_full"
-            )
+        pace, num_waiting = self._paces.setdefault(one.params.task, QueuePace()), self.waiting.num_of(one.params.task)
+        if num_waiting + submit.n > self._max_waiting:
+            message = f"{num_waiting} sequences are waiting, the limit is {self._max_waiting}"
+            retry_after_s = pace.retry_after_s(submit.n, num_waiting, self._max_waiting, self._now)
+            raise RequestRejected(message, "queue_full", retry_after_s)
         sequences = new_sequences(submit, prompt, largest, self._arrivals, deadline)
         self._arrivals += submit.n
         for sequence in sequences:
             self._enter(sequence)
+        pace.accepted(submit.n, num_waiting + submit.n, self._now)
         self._stats.accept(submit.n, len(prompt))
         return sequences
 
