@@ -12,7 +12,7 @@ _INTERVAL_S = 1.0  # between two looks that are kept
 class QueuePace:
     """Measures how fast the queue of one task empties.
 
-    Who is refused takes a place in a line that only this class keeps: behind those who were refused before and have not
+    Who is refused takes a place in a line that only this class keeps: after those who were refused before and have not
     been let in since. So clients that are refused together are told different times, and the time grows with them.
     """
 
