@@ -141,7 +141,7 @@ def test_options_of_kv_events_need_the_first_of_them(option):
 @pytest.mark.parametrize(
     ("option", "name", "content", "complaint"),
     [
-        ("--curve-keys", "nothing", None, r"nothing/server\.key_secret cannot be read: there is no such file"),
+        ("--curve-keys", "nothing", None, r"nothing/server\.key_secret cannot be read: No such file"),
         ("--api-keys", "nothing", None, "nothing cannot be read: No such file"),
         ("--api-keys", "keys.json", b"{}", "is no file of `baton keys api`"),
     ],

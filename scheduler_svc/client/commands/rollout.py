@@ -13,6 +13,7 @@ import click
 from scheduler_svc.client.errors import (
     EXIT_CODES_HELP,
     EXIT_INTERRUPTED,
+    FleetMisconfigured,
     RequestFailed,
     ServiceSilent,
     ServiceUnreachable,
@@ -135,10 +136,10 @@ def _run(api: "Api", rollout: "Rollout", launcher: "Launcher | None", *, finish:
         try:
             for action in rollout.see(api.status_unless_away(), time.monotonic()):
                 _act(action, api, rollout, launcher, finish=finish)
+        except (OSError, FleetMisconfigured) as error:
+            rollout.stop(f"no successor can be started: {error}")
         except click.ClickException as error:
             rollout.stop(error.message)
-        except OSError as error:
-            rollout.stop(f"no successor can be started: {error}")
         if launcher is not None and rollout.waits_for_start and (end := launcher.poll()) is not None:
             rollout.stop(f"{end} before it had joined; its log is {launcher.log_path}")
         if rollout.is_done:
