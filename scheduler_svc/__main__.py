@@ -210,7 +210,7 @@ def main(
                     arguments = [*arguments, "--journaled", "--key-uses", str(journal.path.parent)]
                 processes = FrontendProcesses(frontends, listener, arguments, worker)
                 stack.callback(processes.kill)
-            others = curve, processes, kv_events, api_keys_file
+            others = curve, processes, kv_events, api_keys_file, store
             core_process = CoreProcess(executor_endpoint, front, config, journal, *others)
         except (BatonError, OSError) as error:
             raise CannotStart(error) from error

@@ -140,10 +140,12 @@ class KeyFileWatch:
 
     Attributes:
         failure: why it could not be read when it was last looked at; empty if it could.
+        keys: that it had when it was last read; none before its first change.
     """
 
     def __init__(self, path: Path) -> None:
         self.failure = ""
+        self.keys: tuple[ApiKey, ...] = ()
         self._path = path
         self._version = version_of(path)
 
@@ -154,7 +156,7 @@ class KeyFileWatch:
             return
         self._version = version
         try:
-            read_key_file(self._path)
+            self.keys = read_key_file(self._path)
         except ApiKeysError as error:
             self.failure = str(error)
         else:

@@ -115,6 +115,29 @@ class ScaleStatus(msgspec.Struct, frozen=True, kw_only=True):
     drain_first: list[str]
 
 
+class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How full the store is, and what it has to do; read every second.
+
+    Attributes:
+        bytes_on_disk: of its file, its log and damaged files that were kept.
+        free_bytes, disk_bytes: of the disk that it is on.
+        clients: bytes that count for the fullest API keys, by name, at most 64; `other` for those of all further ones,
+            and of keys that are gone. Without keys everything has the name "".
+        limit_bytes: that each key may have; 0 for no limit.
+        open_batches, open_responses: that have not ended, of all keys; responses in the background.
+        worker: that computes them: `idle` until there is something to do, `running`, or `down` (it is started again).
+    """
+
+    bytes_on_disk: int
+    free_bytes: int
+    disk_bytes: int
+    clients: dict[str, int]
+    limit_bytes: int
+    open_batches: int
+    open_responses: int
+    worker: Literal["idle", "running", "down"] = "idle"
+
+
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole service as `GET /status` shows it. Rates are over the last ten seconds.
 
@@ -130,6 +153,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
             token, once all of them have gone on or ended; 0 if none had a token.
         scale: None without `--max-executors`, and in the first seconds, while executors come back that an earlier life
             of the scheduler had: then nothing is to be started or ended.
+        store: None where there is none, in the first second, and while it cannot be read.
+        store_unreadable: why the store cannot be read; empty if it can.
     """
 
     version: str
@@ -160,3 +185,5 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     keys_unreadable: dict[str, str] = {}
     events: list[PastEvent] = []
     pauses_s: dict[int, float] = {}
+    store: StoreStatus | None = None
+    store_unreadable: str = ""

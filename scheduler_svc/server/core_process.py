@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from common import messages as m
@@ -26,6 +27,8 @@ from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.kv_events import KvEventOptions, KvEventPublisher
 from scheduler_svc.server.process_use import ProcessUse
 from scheduler_svc.server.router import Router
+from scheduler_svc.server.store_watch import StoreWatch
+from scheduler_svc.store_options import StoreOptions
 
 SETTLE_MS = 10  # between looks at the journal while the process closes
 # Of the largest legal StepResult: a token and its log-probabilities for each lane, those of prompts, pooled results.
@@ -47,6 +50,7 @@ class CoreProcess:
         processes: those beside this one; None where frontends are not ours.
         kv_events: where routers are told what is cached; None tells nobody. Goes with `announced_salt` of the config.
         api_keys_file: frontends use it; here it is only watched.
+        store: frontends use it; here it is only measured. None, or without a folder: there is none.
 
     Attributes:
         core: for reading.
@@ -63,6 +67,7 @@ class CoreProcess:
         processes: FrontendProcesses | None = None,
         kv_events: KvEventOptions | None = None,
         api_keys_file: Path | None = None,
+        store: StoreOptions | None = None,
     ) -> None:
         now = time.monotonic()
         loaded = Loaded([], 0.0, time.time() - now) if journal is None else journal.load()
@@ -97,6 +102,10 @@ class CoreProcess:
             self.kv_events.register(self._poller)
         self._api_keys = KeyFileWatch(api_keys_file) if api_keys_file is not None else None
         self._key_reader = KeyReader(self._api_keys.reload, "API keys") if self._api_keys is not None else None
+        self._names = {client_id: name for name, client_id in (config.client_ids or {"": ""}).items()}
+        self._store = None
+        if store is not None and store.folder is not None:
+            self._store = StoreWatch(store.folder, store.limit_bytes, self._client_names)
         self._journal = journal
         self._processes = processes
         self._process_use = ProcessUse(dict if processes is None else processes.named)
@@ -141,6 +150,8 @@ class CoreProcess:
             self.kv_events.close()
         if self._key_reader is not None:
             self._key_reader.stop()
+        if self._store is not None:
+            self._store.stop()
 
     def _wrong_version(self, peer: Peer, address: str, error: VersionError) -> None:
         """Tell an executor of another version, whose Hello cannot be read, why it may not join."""
@@ -161,12 +172,25 @@ class CoreProcess:
         self._poller.register(journal.fileno(), zmq.POLLIN)
         journal.write(self.core.new_journal(now))
 
+    def _client_names(self) -> dict[str, str]:
+        """Return the names of API keys by the ids of their clients: of the start, and of the file as it is now."""
+        keys = self._api_keys.keys if self._api_keys is not None else ()
+        return self._names | {key.client_id: key.name for key in keys}
+
+    def _store_status(self) -> m.StoreStatus | None:
+        status = None if self._store is None else self._store.status
+        if status is None or self._processes is None:
+            return status
+        return msgspec.structs.replace(status, worker=self._processes.worker_state)
+
     def _io_counts(self) -> IoCounts:
         return IoCounts(
             messages_dropped={link: drops.count for link, drops in self._drops.items()},
             journal_bytes=0 if self._journal is None else self._journal.num_bytes,
             process_failures={} if self._processes is None else self._processes.num_failures,
             collectors=(self._process_use,),
+            store=self._store_status(),
+            store_unreadable="" if self._store is None else self._store.failure,
             keys_unreadable={
                 "clients": self._api_keys.failure if self._api_keys is not None else "",
                 "executors": self._executors.keys_failure,

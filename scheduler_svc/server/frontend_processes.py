@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Literal
 
 from common.installation import hide_working_folder
 from scheduler_svc.server.child_process import ChildEvents, ChildProcess
@@ -80,6 +81,13 @@ class FrontendProcesses:
         """Return how often processes have ended by themselves, or could not be started, by their kind."""
         worker = 0 if self._worker is None else self._worker.num_failures
         return {"frontend": sum(child.num_failures for child in self._frontends), "worker": worker}
+
+    @property
+    def worker_state(self) -> Literal["idle", "running", "down"]:
+        """Return whether the worker runs; `idle` until it is wanted."""
+        if self._worker is None or self._worker not in self._children:
+            return "idle"
+        return "running" if self._worker.is_alive else "down"
 
     def tick(self, now: float, serving: Container[int] = ()) -> None:
         """Start each process that is wanted and not running. Cheap; called every turn of the core.

@@ -133,6 +133,12 @@ def count_open(connection: Connection, owner: str, now: float) -> int:
     return count
 
 
+def count_all_open(connection: Connection) -> int:
+    """Count the batches of all owners that have not ended, and expired ones until a sweep."""
+    count: int = connection.execute(f"SELECT count(*) FROM batches WHERE {_OPEN}").fetchone()[0]
+    return count
+
+
 def start(connection: Connection, owner: str, batch_id: str, now: float, *, total: int) -> None:
     """The input of a batch is valid and has `total` lines: they are computed from now on.
 

@@ -15,6 +15,14 @@ def used_bytes(connection: Connection, owner: str) -> int:
     return row[0] if row else 0
 
 
+def fullest(connection: Connection, limit: int) -> tuple[dict[str, int], int]:
+    """Return the bytes of the owners that have most, and those of all others together."""
+    query = "SELECT owner, used_bytes FROM owners ORDER BY used_bytes DESC, owner LIMIT ?"
+    used = dict(connection.execute(query, (limit,)).fetchall())
+    total = connection.execute("SELECT coalesce(sum(used_bytes), 0) FROM owners").fetchone()[0]
+    return used, total - sum(used.values())
+
+
 def check_quota(connection: Connection, owner: str, num_bytes: int, limit_bytes: int) -> None:
     """Inside of the transaction that will add `num_bytes`.
 

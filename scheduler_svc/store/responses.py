@@ -247,6 +247,12 @@ def count_open(connection: Connection, owner: str, now: float) -> int:
     return count
 
 
+def count_all_open(connection: Connection) -> int:
+    """Count the responses in the background of all owners that have not ended, and expired ones until a sweep."""
+    count: int = connection.execute(f"SELECT count(*) FROM responses WHERE is_background AND {_OPEN}").fetchone()[0]
+    return count
+
+
 def chain(
     connection: Connection, owner: str, response_id: str, now: float, *, max_responses: int, max_bytes: int
 ) -> list[ChainLink]:

@@ -99,6 +99,24 @@ def test_keys_that_cannot_be_read(baton, server):
     assert f"Keys of clients cannot be read, those of before stay: {reason}." in lines
 
 
+def test_the_store(baton, server):
+    assert "store" not in baton("status").stdout
+    sizes = {"bytes_on_disk": 12_345_678, "free_bytes": 30_100_000_000, "disk_bytes": 10**11, "limit_bytes": 10_000_000}
+    clients = {"other": 9_900_000, "bob": 1_000_000, "ann": 9_500_000}
+    store = {**sizes, "clients": clients, "open_batches": 2, "open_responses": 1, "worker": "running"}
+    server.status_report.update(store=store)
+    lines = baton("status").stdout.splitlines()
+    assert (
+        "store     12.3 MB, 30.1 GB free; 2 batches and 1 background responses open (worker running); "
+        "most has ann: 9.5 MB (95% of its limit)" in lines
+    )
+    server.status_report.update(store=store | {"clients": {"other": 0, "": 5000}, "limit_bytes": 0})
+    assert "(worker running); all clients together have 0.0 MB\n" in baton("status").stdout
+    server.status_report.update(store=None, store_unreadable="store /s/store.db is gone: No such file or directory")
+    lines = baton("status").stdout.splitlines()
+    assert "The store cannot be read: store /s/store.db is gone: No such file or directory." in lines
+
+
 def test_how_many_executors_are_wanted(baton, server):
     assert "wanted" not in baton("status").stdout
     scale = {"wanted": 3, "forecast_ttft_s": 1.25, "reason": "memory", "drain_first": ["gpu-a"]}

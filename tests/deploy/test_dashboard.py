@@ -3,6 +3,7 @@
 import json
 import re
 import typing
+from contextlib import closing
 
 import pytest
 import yaml
@@ -10,9 +11,13 @@ import yaml
 from common import messages as m
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
 from scheduler_svc.core.fleet.fleet import FAILURES
+from scheduler_svc.store import responses
+from scheduler_svc.store.database import connect
+from scheduler_svc.store_options import StoreOptions
 from tests.deploy.manifests import ROOT
 from tests.deploy.promql import FROM_PROMETHEUS, Exported, complaints, legend_complaints, metrics_of
 from tests.deploy.test_operations import anchors
+from tests.store import rows
 from tests.support.core import FakeExecutor, running_core
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "baton.json").read_text())
@@ -32,10 +37,16 @@ QUERIES += [trigger["metadata"]["query"] for trigger in SCALED["spec"]["triggers
 def exported(tmp_path_factory):
     """What a core exports to which nothing has happened yet: a series that only appears with the first failure would
     have no increase by it, and an alert of it would be silent. There is an executor and a request, which have names."""
-    with running_core(tmp_path_factory.mktemp("core"), scale=ScaleSettings(0, 2)) as core:
+    folder = tmp_path_factory.mktemp("core") / "store"
+    with closing(connect(folder)) as store:
+        responses.add(store, rows.response("one", owner=""))
+    with running_core(folder.parent, store=StoreOptions(folder), scale=ScaleSettings(0, 2)) as core:
         front, executor = core.frontend(), FakeExecutor(core.back, "first", step_s=0.1)
         text = ""
-        while "\nbaton_executors_wanted " not in text:  # it has no value in the first seconds, longer if there is work
+        late = "\nbaton_executors_wanted ", "\nbaton_store_bytes "
+        while any(
+            name not in text for name in late
+        ):  # they have no values in the first seconds, longer if there is work
             front.send(m.MetricsQuery(query_id=1))
             text = front.receive(m.Metrics).text.decode()
         front.submit("open", [1, 2, 3], max_tokens=150)

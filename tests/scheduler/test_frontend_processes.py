@@ -20,8 +20,9 @@ from scheduler_svc.client.processes.local_fleet import free_ports
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.server import addresses, child_process
 from scheduler_svc.server.child_process import RESTART_DELAY_S, ChildProcess
-from scheduler_svc.server.frontend_processes import FRONTEND, FrontendProcesses
+from scheduler_svc.server.frontend_processes import FRONTEND, FrontendProcesses, WorkerStart
 from scheduler_svc.server.journal import Journal
+from scheduler_svc.store_options import LIMIT_MB, MEGABYTE, WORKER_SOCKET
 from tests.support.eventually import eventually
 from tests.support.processes import is_running
 
@@ -101,6 +102,33 @@ def test_metrics_say_what_each_process_takes_also_of_one_that_was_started_again(
     after = process_metrics(scheduler)
     assert after["start_time_seconds", "frontend-1"] > before["start_time_seconds", "frontend-1"]
     assert after["start_time_seconds", "core"] == before["start_time_seconds", "core"]
+
+
+def test_metrics_say_whether_the_worker_of_the_store_runs(scheduler):
+    def is_told(state):
+        return f'baton_store_worker_state{{state="{state}"}} 1.0' in scheduler.metrics()
+
+    eventually(lambda: is_told("idle"))
+    [frontend] = scheduler.frontends()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(scheduler.journal.with_suffix(".store") / WORKER_SOCKET))
+        eventually(lambda: is_told("running"))
+    [worker] = {*scheduler.frontends()} - {frontend}
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: 'baton_process_failures_total{process="worker"} 1.0' in scheduler.metrics())
+    eventually(lambda: is_told("running"))
+    status = httpx.get(f"http://127.0.0.1:{scheduler.port}/status").json()["store"]
+    assert status["clients"].keys() == {"other"}
+    assert status["limit_bytes"] == LIMIT_MB * MEGABYTE
+
+
+def test_a_worker_that_has_ended_is_down_until_it_is_started_again():
+    with socket.socket() as listener, socket.socket(socket.AF_UNIX) as of_worker:
+        start = WorkerStart(of_worker, ["--no-such-option"], is_due=True)
+        processes = FrontendProcesses(0, listener, [], start)
+        processes.tick(0.0)
+        eventually(lambda: processes.worker_state == "down")
+        processes.kill()
 
 
 def process_metrics(scheduler):

@@ -34,6 +34,8 @@ def test_every_statement_finds_its_rows_by_an_index(store):
     quotas.is_leaving(store, "ann")
     responses.count_open(store, "ann", 2.0)
     batches.count_open(store, "ann", 2.0)
+    responses.count_all_open(store)
+    batches.count_all_open(store)
     owners.revoke(store, "ann", 3.0, errors=b"e")
     sweep.sweep(store, 4.0 + owners.KEPT_S, known=["bob"])
     store.set_trace_callback(None)

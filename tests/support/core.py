@@ -19,6 +19,7 @@ from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.kv_events import KvEventOptions
+from scheduler_svc.store_options import StoreOptions
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor
 
@@ -121,9 +122,11 @@ class RunningCore:
         config: CoreConfig,
         journal: Journal | None = None,
         kv_events: KvEventOptions | None = None,
+        **others: Any,
     ) -> None:
         self.front = f"ipc://{run_dir}/core"
-        self.core_process = CoreProcess("tcp://127.0.0.1:0", self.front, config, journal, kv_events=kv_events)
+        others = {"kv_events": kv_events, **others}
+        self.core_process = CoreProcess("tcp://127.0.0.1:0", self.front, config, journal, **others)
         self.back = self.core_process.executor_endpoint
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -204,10 +207,13 @@ def running_core(
     config: SchedulerConfig | None = None,
     journal: Journal | None = None,
     kv_events: KvEventOptions | None = None,
+    store: StoreOptions | None = None,
+    api_keys_file: Path | None = None,
     **settings: Any,
 ) -> Iterator[RunningCore]:
     config = config or SchedulerConfig(announced_salt=None if kv_events is None else "")
-    core = RunningCore(run_dir, CoreConfig("test-model", config, **settings), journal, kv_events)
+    others = {"store": store, "api_keys_file": api_keys_file}
+    core = RunningCore(run_dir, CoreConfig("test-model", config, **settings), journal, kv_events, **others)
     try:
         yield core
     finally:

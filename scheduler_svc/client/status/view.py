@@ -6,7 +6,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from common.messages import ExecutorStatus, PastEvent, Percentiles, StatusReport
+from common.messages import ExecutorStatus, PastEvent, Percentiles, StatusReport, StoreStatus
 from scheduler_svc.client.output import duration
 
 _WIDTH_WITHOUT_TERMINAL = 200  # wide enough that no line is folded in a log
@@ -43,6 +43,8 @@ def status_view(report: StatusReport) -> RenderableType:
     troubles += [
         f"Keys of {whose} cannot be read, those of before stay: {why}." for whose, why in report.keys_unreadable.items()
     ]
+    if report.store_unreadable:
+        troubles.append(f"The store cannot be read: {report.store_unreadable}.")
     for trouble in troubles:
         facts.append(f"\n{trouble}", style="bold red")
     parts: list[RenderableType] = [Text(title, style="bold"), facts, Text(), _ExecutorTable(report.executors)]
@@ -69,6 +71,8 @@ def _facts(report: StatusReport) -> str:
         f"{report.messages_dropped} messages dropped",
         "journal": report.journal + (f", {report.journal_lag_s:.1f} s behind" if report.journal == "ok" else ""),
     }
+    if (store := report.store) is not None:
+        facts["store"] = _store(store)
     if (scale := report.scale) is not None:
         ready = sum(executor.state == "ready" for executor in report.executors)
         facts["scale"] = (
@@ -76,6 +80,23 @@ def _facts(report: StatusReport) -> str:
             f"{scale.forecast_ttft_s:.1f} s by the forecast"
         )
     return "\n".join(f"{name:10}{fact}" for name, fact in facts.items())
+
+
+def _store(store: StoreStatus) -> str:
+    parts = [
+        f"{_megabytes(store.bytes_on_disk)}, {_megabytes(store.free_bytes)} free",
+        f"{store.open_batches} batches and {store.open_responses} background responses open (worker {store.worker})",
+    ]
+    if named := {name: used for name, used in store.clients.items() if name != "other"}:
+        name = max(named, key=lambda name: named[name])
+        share = f" ({named[name] / store.limit_bytes:.0%} of its limit)" if store.limit_bytes else ""
+        who = f"most has {name}:" if name else "all clients together have"  # without keys
+        parts.append(f"{who} {_megabytes(named[name])}{share}")
+    return "; ".join(parts)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _milliseconds(told: Percentiles) -> str:

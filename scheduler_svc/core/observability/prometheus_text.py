@@ -182,6 +182,7 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
     by_state = {state: states[state] for state in ("ready", "finishing", "draining")}
     yield _gauge("baton_executors", "Executors in the fleet.", "state", by_state)
     yield from _scale(report)
+    yield from _store(report)
     yield _blocks(report)
     yield _gauge("baton_open_requests", "Requests that have not ended.", "client", gauges.open_requests)
     yield GaugeMetricFamily("baton_frontends", "Frontends that are connected.", value=gauges.num_frontends)
@@ -235,6 +236,24 @@ def _scale(report: StatusReport) -> Iterator[Metric]:
         wanted.add_metric([], scale.wanted)
         forecast.add_metric([], scale.forecast_ttft_s)
     yield from (wanted, forecast)
+
+
+def _store(report: StatusReport) -> Iterator[Metric]:
+    """Without values where there is no store, and while it cannot be read."""
+    if (store := report.store) is None:
+        return
+    for name, text, value in (
+        ("baton_store_bytes", "What the store takes on its disk.", store.bytes_on_disk),
+        ("baton_store_free_bytes", "Room that is left on the store's disk.", store.free_bytes),
+        ("baton_store_disk_bytes", "Size of the store's disk.", store.disk_bytes),
+        ("baton_store_limit_bytes", "What each API key may have in the store, 0 for no limit.", store.limit_bytes),
+        ("baton_store_open_batches", "Batches that have not ended.", store.open_batches),
+        ("baton_store_open_responses", "Responses in the background that have not ended.", store.open_responses),
+    ):
+        yield GaugeMetricFamily(name, text, value=value)
+    yield _gauge("baton_store_client_bytes", "What the fullest API keys have in the store.", "client", store.clients)
+    states = {state: int(store.worker == state) for state in ("idle", "running", "down")}
+    yield _gauge("baton_store_worker_state", "1 for the background worker's present state.", "state", states)
 
 
 def _blocks(report: StatusReport) -> Metric:

@@ -36,6 +36,8 @@ class IoCounts:
         keys_unreadable: why the keys of `clients` and of `executors` cannot be read; empty if they can.
         process_failures: how often processes beside the core ended by themselves, by their kind.
         collectors: of metrics, which are read at a scrape only.
+        store: None where there is none, or it cannot be read.
+        store_unreadable: why it cannot; empty if it can.
     """
 
     messages_dropped: Mapping[str, int] = field(default_factory=dict)
@@ -43,6 +45,8 @@ class IoCounts:
     keys_unreadable: Mapping[str, str] = field(default_factory=dict)
     process_failures: Mapping[str, int] = field(default_factory=dict)
     collectors: tuple[Collector, ...] = ()
+    store: m.StoreStatus | None = None
+    store_unreadable: str = ""
 
 
 class StatusReporter:
@@ -125,6 +129,8 @@ class StatusReporter:
             waits_for=self._waits_for(),
             keys_unreadable={whose: reason for whose, reason in io_counts.keys_unreadable.items() if reason},
             pauses_s=dict(counters.pauses.longest_s),
+            store=io_counts.store,
+            store_unreadable=io_counts.store_unreadable,
         )
 
     def metrics_text(self, now: float) -> bytes:
