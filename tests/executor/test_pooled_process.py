@@ -42,7 +42,7 @@ def near(values: Any) -> Any:
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["alone", "killed"])
 def test_results_of_a_process(tmp_path: Path, is_killed: bool) -> None:
     """Of two executors, which both may have a prompt of six plans, one is killed while they compute it."""
-    at_once = SchedulerConfig(pool_grace_s=0.0)  # no generator is waited for
+    at_once = SchedulerConfig(pool_grace_s=0.0, task_grace_s=0.0)  # no generator is waited for
     with running_core(tmp_path, at_once) as core, ExitStack() as stack:
         first = stack.enter_context(executor(core))
         front = core.frontend()
@@ -67,5 +67,5 @@ def test_results_of_a_process(tmp_path: Path, is_killed: bool) -> None:
     assert found["logits"] == near(reference_logits(DEMO_MODEL_DIR, PROMPT)[-1, [3, 4]].tolist())
     assert {delta.finish_reason for (name, _), delta in front.ends.items() if name != "tokens"} == {"stop"}
     refusal = front.ends["tokens", 0]
-    assert (refusal.code, found["tokens"]) == ("unavailable", [])
+    assert (refusal.code, found["tokens"]) == ("task_not_served", [])
     assert "'generate'" in refusal.error

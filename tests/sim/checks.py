@@ -118,7 +118,8 @@ def _check_requests(core: Core, *, num_executors: int) -> None:
     assert not _left_in(requests.outbox, but=("_num_outputs",))
     assert set(requests.outbox._num_outputs) <= set(requests.frontends)
     assert not _left_in(core.scheduler)
-    kept = ("pools", "_awaited")  # pools without an executor, for as long as a keeper may keep them
+    # Pools without an executor, for as long as a keeper may keep them; one pace for each task.
+    kept = ("pools", "_awaited", "_paces")
     assert not _left_in(core.scheduler.sequences, but=("executors", "_deadlines", *kept))
     assert not _left_in(core.scheduler._suspects)
     assert set(counters.steps) == {member.epoch for member in fleet}
