@@ -281,7 +281,7 @@ def waits_for_ever_for_a_pool_that_is_gone(monkeypatch):
 @fault("pools")
 def gives_up_a_pool_too_early(monkeypatch):
     init = Capacities.__init__
-    monkeypatch.setattr(Capacities, "__init__", lambda self, grace_s: init(self, grace_s / 3))
+    monkeypatch.setattr(Capacities, "__init__", lambda self, grace_s, *more: init(self, grace_s / 3, *more))
 
 
 @fault("pools", seed=40)
