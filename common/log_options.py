@@ -60,7 +60,7 @@ class ServiceCommand(click.Command):
     def main(  # type: ignore[override]  # the third argument is for completion in shells
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **kwargs: Any
     ) -> Any:
-        """Run it, as click does; by its own name, also where Python was told its module."""
+        """Run the command as click does. Usage errors call it by its own name, also after `python -m`."""
         prog_name = prog_name or f"baton-{self._service}"
         if not kwargs.get("standalone_mode", True):
             return super().main(args, prog_name, **kwargs)

@@ -32,7 +32,7 @@ class Hello(Message, frozen=True, tag="hello"):
     Attributes:
         executor: name for operators (`--name`, or host and a number). Better unique, and the same after a restart: what
             was learned of an executor (how long its steps take, that it only fails) is kept by its name.
-        build: Baton's version on that side, with its commit where that is known; people are told it.
+        build: Baton's version on that side, with its commit where that is known. People read it; it decides nothing.
         fingerprint: hash of the model's config and weights; equal fingerprints give equal tokens.
         dtype: of activations and KV cache (`float32`, `bfloat16`, `float16`), and of quantized weights after that
             (`bfloat16-int8`); executors of another dtype give other tokens.

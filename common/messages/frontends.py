@@ -33,7 +33,7 @@ Tokens = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Charge(Message, frozen=True):
-    """What an HTTP request is counted as when the core accepts its first prompt.
+    """The cost of an HTTP request, which its client pays when the core accepts the first prompt.
 
     Attributes:
         tokens: of all its prompts and of their answers at their longest (`Submit.most_tokens`).
@@ -47,7 +47,7 @@ class Charge(Message, frozen=True):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the API key has such limits: then RateLimits answers."""
+        """Whether the API key has limits of a minute, and the core answers with RateLimits."""
         return bool(self.requests_per_minute or self.tokens_per_minute)
 
 

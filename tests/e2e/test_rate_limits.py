@@ -6,12 +6,11 @@ import json
 import httpx
 import openai
 import pytest
-from click.testing import CliRunner
 
-from scheduler_svc.client.cli import main
 from tests.e2e.conftest import client_of
 from tests.support.eventually import eventually
 from tests.support.fleets import running_fleet
+from tests.support.keyed import KeysCommand
 
 MODEL = "baton-demo"
 LONG = {"model": MODEL, "prompt": "ROMEO:", "max_tokens": 2000, "temperature": 0, "stop": ["e"]}
@@ -19,15 +18,8 @@ LONG = {"model": MODEL, "prompt": "ROMEO:", "max_tokens": 2000, "temperature": 0
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    """Runs `baton keys`, and returns what it prints."""
-    folder = tmp_path_factory.mktemp("keys")
-
-    def run(*arguments):
-        done = CliRunner().invoke(main, ["keys", *arguments, "--dir", str(folder)])
-        assert done.exit_code == 0, done.output
-        return done.stdout.strip()
-
-    run.file = folder / "scheduler" / "api-keys.json"
+    """Runs `baton keys`."""
+    run = KeysCommand(tmp_path_factory.mktemp("keys"))
     run.root = run("api", "root", "--admin")
     run.few = run("api", "few", "--requests-per-minute", "2")
     run.small = run("api", "small", "--tokens-per-minute", "5000")

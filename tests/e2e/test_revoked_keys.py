@@ -6,11 +6,10 @@ import threading
 import httpx
 import openai
 import pytest
-from click.testing import CliRunner
 
-from scheduler_svc.client.cli import main
 from tests.e2e.service import Service
 from tests.support.eventually import eventually
+from tests.support.keyed import KeysCommand
 
 pytestmark = pytest.mark.slow  # a revocation takes ten seconds
 MODEL = "baton-demo"
@@ -26,15 +25,8 @@ ENDLESS = {
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    """Runs `baton keys`, and returns what it prints."""
-    folder = tmp_path_factory.mktemp("keys")
-
-    def run(*arguments):
-        done = CliRunner().invoke(main, ["keys", *arguments, "--dir", str(folder)])
-        assert done.exit_code == 0, done.output
-        return done.stdout.strip()
-
-    run.file = folder / "scheduler" / "api-keys.json"
+    """Runs `baton keys`."""
+    run = KeysCommand(tmp_path_factory.mktemp("keys"))
     run("init")
     run("api", "root", "--admin")
     return run

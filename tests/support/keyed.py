@@ -4,12 +4,31 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from click.testing import CliRunner
 
 from common import messages as m
 from common.curve import ClientCurve, KeyPair, ServerCurve
 from common.wire import Codec
+from scheduler_svc.client.cli import main
 from scheduler_svc.client.keys.key_ring import KeyRing
 from tests.support.core import FakeExecutor, Peer
+
+
+class KeysCommand:
+    """Runs `baton keys` in a folder, and returns what it prints.
+
+    Attributes:
+        file: of the API keys.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "scheduler" / "api-keys.json"
+        self._folder = folder
+
+    def __call__(self, *arguments: str) -> str:
+        done = CliRunner().invoke(main, ["keys", *arguments, "--dir", str(self._folder)])
+        assert done.exit_code == 0, done.output
+        return done.stdout.strip()
 
 
 def key_ring(folder: Path, *executors: str) -> KeyRing:
