@@ -216,7 +216,6 @@ def main(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (die_with_torchrun := killed_with(os.getppid())):
         die_with_torchrun()  # which starts each rank in a session of its own, where a kill of its group finds no rank
     gc.disable()  # what a start makes stays: to look through it again and again takes a fifth of the start
-    health = HealthFile(health_file)  # before minutes of loading: removes the file of an earlier process
     log = get_logger("executor")
     warn_of_shared_files(log)
     _import_packages(options["device"])
@@ -234,6 +233,7 @@ def main(
             claim = NameClaim()
             options["name"] = claim.name
     try:
+        health = HealthFile(health_file)  # before minutes of loading: removes the file of an earlier process
         address = SchedulerAddress(endpoint)
         curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
         keeper = None

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_svc.store.backup import back_up
+from scheduler_svc.store.database import connect
 from tests.client.fake_server import FakeServer
 from tests.client.fleet_model import FleetModel
 from tests.support.forked_commands import Call, ForkedCommands
@@ -38,6 +40,7 @@ CASES = {
     "executor --model": ("FOLDER READ", *EXECUTOR, "--model", "PATH"),
     "executor --scheduler": ("FILE READ", *EXECUTOR, "--scheduler", "file:PATH"),
     "executor --curve-keys": ("FOLDER READ", *EXECUTOR, "--curve-keys", "PATH"),
+    "executor --health-file": ("FILE MADE", *EXECUTOR, "--health-file", "PATH"),
     "executor --keeper": ("FILE READ", "baton-executor", "--standby", "--keeper", "PATH"),
     "keeper --socket": ("FILE MADE", "baton-keeper", "--socket", "PATH"),
     "keeper status": ("FILE READ", "baton", "keeper", "status", "--socket", "PATH"),
@@ -58,21 +61,31 @@ CASES = {
     "batch out": ("FILE MADE", "baton", "batch", "--direct", "IN", "PATH"),
     "bench --trace": ("FILE READ", "baton", "bench", "--trace-format", "mooncake", "--trace", "PATH"),
     "bench --prompt-file": ("FILE READ", "baton", "bench", "--prompt-file", "PATH"),
+    "store backup": ("FILE MADE", "baton", "store", "backup", "PATH", "--store", "STORE"),
+    "store backup --store": ("FOLDER READ", "baton", "store", "backup", "OUT", "--store", "PATH"),
+    "store restore": ("FILE READ", "baton", "store", "restore", "PATH", "--store", "OUT"),
+    "store restore --store": ("FOLDER MADE", "baton", "store", "restore", "BACKUP", "--store", "PATH"),
     "rollout --log-dir": ("FOLDER MADE", "baton", "rollout", "--replace-with", "true", "--log-dir", "PATH"),
     "up --log-dir": ("FOLDER MADE", *UP, "--no-journal", "--log-dir", "PATH"),
+    "up --store": ("FOLDER MADE", *(word for word in UP if word != "--no-store"), "--no-journal", "--store", "PATH"),
+    "up --keeper": ("FILE MADE", "baton", "up", "--standby", "--no-store", "--no-journal", "--keeper", "PATH"),
+    "up --api-key-file": ("FILE READ", *UP, "--no-journal", "--api-key-file", "PATH"),
     "up --api-keys": ("FILE READ", *UP, "--no-journal", "--api-keys", "PATH"),
     "up --journal": ("FILE MADE", *UP, "--journal", "PATH"),
     "up --model": ("FOLDER READ", *UP, "--no-journal", "--model", "PATH"),
 }
 # They start processes, load torch, or wait for a keeper.
-SLOW = ("up --journal", "up --model", "up --api-keys", "executor --model", "executor --keeper", "executor --scheduler")
+SLOW = ("up --journal", "up --model", "up --store", "up --keeper", "up --api-keys", "up --api-key-file",
+        "executor --model", "executor --keeper", "executor --scheduler", "executor --health-file")  # fmt: skip
 IS_FINE = {
     ("embed --output", "garbage"),  # it is replaced
     ("embed --file", "a device"),  # an empty file has no text
+    ("executor --health-file", "garbage"),  # likewise
     ("keeper --socket", "on a full disk"),  # a socket takes no room
     ("up --log-dir", "on a full disk"),  # lines are lost; that stops nothing
 }
-WAITS = ("generate", "chat", "responses", "embed", "batch in", "bench")  # for a pipe's writer, as cat does
+# For a pipe's writer, as cat does.
+WAITS = ("generate", "chat", "responses", "embed", "batch in", "bench", "store restore", "up --api-key-file")
 LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}\n'
 MISSING = re.compile(r"no such|not exist|there is no (?!other)|not found|: is missing", re.IGNORECASE)
 
@@ -83,6 +96,8 @@ class Place:
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="baton-test-")).resolve()
         (self.root / "IN").write_text(LINE)
+        connect(self.root / "STORE").close()
+        back_up(self.root / "STORE", self.root / "BACKUP")
         self.disk = self.root / "disk"
         for folder in ("disk", "closed/there", "read-only", "garbage", "home", "a-folder"):
             (self.root / folder).mkdir(parents=True, mode=0o700)
@@ -184,7 +199,7 @@ def test_each_kind_of_wrong_path_is_one_line(name, place, commands, service):
         if kind == "on a full disk" and (wanted.endswith("READ") or not commands.has_full_disk):
             continue
         path = place.path(kind, wanted)
-        given = {"OUT": str(place.root / "OUT"), "IN": str(place.root / "IN")}
+        given = {name: str(place.root / name) for name in ("OUT", "IN", "STORE", "BACKUP")}
         call = [free_port() if word == "PORT" else given.get(word, word).replace("PATH", str(path)) for word in words]
         done = commands.run(Call(tuple(call), environment, folder=str(place.root / "home")))
         if fault := complaint(done, path, kind):

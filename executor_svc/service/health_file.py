@@ -1,7 +1,15 @@
 """A file whose age tells a probe whether this executor does its duty. `deploy/executor_health.py` reads the age."""
 
+import errno
 from contextlib import suppress
 from pathlib import Path
+
+from common.errors import BatonError
+from common.logging import QuietLog, get_logger
+from common.paths import is_there
+
+_PASSING = (errno.ENOSPC, errno.EDQUOT)
+log = get_logger(__name__)
 
 
 class HealthFile:
@@ -10,11 +18,23 @@ class HealthFile:
 
     Args:
         path: of the file; None keeps none.
+
+    Raises:
+        BatonError: no file can be made there, so that a probe would kill this executor again and again.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self.remove()  # a file of an earlier process says nothing about this one
+        self._untouched = QuietLog(log, "health file not touched")
+        if path is not None:
+            try:
+                if is_there(path) and not path.is_file():
+                    raise BatonError(f"--health-file {path} is no regular file")
+                path.touch()
+                path.unlink()  # a file of an earlier process says nothing about this one
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    raise BatonError(f"--health-file {path} cannot be made: {error.strerror}") from error
 
     def set(self, is_well: bool) -> None:
         """Touch the file, or remove it."""
@@ -26,8 +46,10 @@ class HealthFile:
     def touch(self) -> None:
         """The scheduler has just been heard, or a standby's keeper is there. A full disk must not end what works."""
         if self._path is not None:
-            with suppress(OSError):
+            try:
                 self._path.touch()
+            except OSError as error:
+                self._untouched.happened(path=str(self._path), reason=error.strerror)
 
     def remove(self) -> None:
         """There is no epoch, and no waiting."""

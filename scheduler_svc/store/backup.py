@@ -135,7 +135,7 @@ def _filled(source: Path, part: Path) -> dict[str, int]:
             faults = _faults(copy, version)
             counts = {name: copy.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _RECORDS}
     except sqlite3.Error as error:
-        raise explained(error, f"{source} cannot be copied") from error
+        raise explained(error, f"{source} cannot be copied to {part}") from error
     if faults:
         raise StoreDamaged(f"{source} is damaged, and was not copied: {'; '.join(faults[:_MAX_FAULTS])}")
     _sync(part)

@@ -91,12 +91,23 @@ def test_what_passes_is_asked_again(baton, server, monkeypatch, action):
         assert time.monotonic() - started_s >= 0.6
 
 
-def test_a_service_without_an_executor_of_the_task_is_not_called_away(baton, server, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "actions"),
+    [
+        (("embed", "a", "b", "--batch", 1), (None,)),
+        (("generate", "x"), ()),
+        (("generate", "x", "--no-stream"), ()),
+        (("chat",), ()),
+        (("bench", "--num-requests", 1), (None,)),
+    ],
+)
+def test_a_service_without_an_executor_is_not_called_away(baton, server, monkeypatch, words, actions):
     monkeypatch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.001)
-    server.script.extend([None, Refuse(503, "start one with --task embed", code="no_executor")])
-    result = baton("embed", "a", "b", "--batch", 1)
+    server.script.extend([*actions, Refuse(503, "there is no executor", code="no_executor")])
+    result = baton(*words, input="x\n")
     assert result.exit_code == 0, result.stderr
-    assert "the service is there, but start one with --task embed (HTTP 503); waiting up to 1:00 min" in result.stderr
+    assert "the service is there, but there is no executor (HTTP 503); waiting up to 1:00 min" in result.stderr
+    assert "away" not in result.stderr
 
 
 @pytest.mark.parametrize(

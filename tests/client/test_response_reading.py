@@ -196,13 +196,14 @@ def test_what_is_no_outage_is_final(error):
         reading.delay_after(error, 0.0)
 
 
-def test_what_was_not_sent_is_sent_later():
+@pytest.mark.parametrize("error", [REFUSED, ServiceNotReady("no executor", status=503, code="no_executor")], ids=str)
+def test_what_was_not_taken_is_sent_later(error):
     reading = reading_of(body={"input": "x"})
-    assert reading.delay_after(REFUSED, 0.0) >= 0
+    assert reading.delay_after(error, 0.0) >= 0
     assert reading.next_request.method == "POST"
     taken(reading, 0)
-    with pytest.raises(ServiceUnreachable):
-        reading.delay_after(REFUSED, 0.0)
+    with pytest.raises(type(error)):
+        reading.delay_after(error, 0.0)
 
 
 def test_an_empty_answer_has_all_events_asked_for_once():

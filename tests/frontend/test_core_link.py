@@ -307,8 +307,8 @@ async def raw_core_up(tmp_path: Path):
 
 
 async def introduce(router, peer, link):
-    """Describe the fleet until the link has heard of it. A core answers every hello, for the link passes over what comes
-    before it has looked at the beginning of the connection."""
+    """Describe the fleet until the link has heard of it: it passes over what comes before it has looked at the
+    beginning of the connection, and a real core answers every hello."""
     async with asyncio.timeout(5):
         while not link.is_up:
             router.send_multipart([peer, *STATE])

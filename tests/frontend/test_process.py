@@ -76,6 +76,7 @@ def test_what_operators_and_probes_see(own: Frontend):
     assert httpx.get(f"{own.url}/health").status_code == 200
     answer = own.post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "x"}]})
     assert answer.status_code == 503  # it is not known yet how many tokens are left for the answer
+    assert answer.json()["error"]["code"] == "no_executor"
     assert httpx.get(f"{own.url}/v1/models").json()["data"][0]["max_model_len"] is None
 
 

@@ -24,7 +24,7 @@ from scheduler_svc.client.http.event_source import Chunks, EventSource
 from scheduler_svc.client.http.executor_watch import ExecutorWatch
 from scheduler_svc.client.http.failures import json_object, raise_for_error, translated_errors
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
-from scheduler_svc.client.http.repeating import may_pass, repeated
+from scheduler_svc.client.http.repeating import how_it_is, may_pass, repeated
 from scheduler_svc.client.http.resume import SESSION_HEADER, Resumption, is_outage
 from scheduler_svc.client.http.sse import EventParser
 from scheduler_svc.client.http.whole_answer import WholeAnswer
@@ -285,7 +285,7 @@ class Api:
             raise error
         self._was_there = True  # all other errors mean that a service took the connection
         delay_s = source.delay_after(error, time.monotonic())
-        self._outage.away()
+        self._outage.away(how_it_is(error))
         time.sleep(delay_s)
 
     def _cancel(self, request: Resumption) -> None:

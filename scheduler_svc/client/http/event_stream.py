@@ -22,6 +22,7 @@ from scheduler_svc.client.errors import ConnectionBroke, RequestFailed, ServiceS
 from scheduler_svc.client.http.api import CANCEL_TIMEOUT_S, CONNECT_TIMEOUT_S, Json
 from scheduler_svc.client.http.failures import failure
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
+from scheduler_svc.client.http.repeating import how_it_is
 from scheduler_svc.client.http.resume import SESSION_HEADER, Resumption
 from scheduler_svc.client.http.sse import DONE, EventParser
 from scheduler_svc.client.output import OutageNotice
@@ -72,7 +73,7 @@ class EventStreams:
                     return
                 except (RequestFailed, ServiceUnreachable) as error:
                     delay_s = request.delay_after(error, time.monotonic())
-                self._outage.away()
+                    self._outage.away(how_it_is(error))
                 await asyncio.sleep(delay_s)
         except (asyncio.CancelledError, ServiceSilent):
             await self._cancel(request)

@@ -42,9 +42,7 @@ def repeated(
                 raise
             at_least_s = error.retry_after_s if isinstance(error, RequestFailed) else 0.0
             delay_s = patience.delay_after(error, time.monotonic(), at_least_s)
-            outage.away(
-                "busy" if _is_overload(error) else f"there, but {error.message}" if _may_come(error) else "away"
-            )
+            outage.away(how_it_is(error))
             time.sleep(delay_s)
         else:
             outage.back()
@@ -54,6 +52,13 @@ def repeated(
 def may_pass(error: click.ClickException) -> bool:
     """Whether the same request may succeed later."""
     return is_outage(error) or isinstance(error, ServiceSilent) or _is_overload(error) or _may_come(error)
+
+
+def how_it_is(error: click.ClickException) -> str:
+    """What an error that may pass says of the service, for an `OutageNotice`."""
+    if _is_overload(error):
+        return "busy"
+    return f"there, but {error.message}" if _may_come(error) else "away"
 
 
 def _may_come(error: click.ClickException) -> bool:

@@ -103,8 +103,8 @@ class Resumption:
             RequestFailed: the service does not know the request any more, and part of its answer has been read.
         """
         match error:
-            case ServiceUnreachable():
-                return True  # nothing has been sent
+            case ServiceUnreachable() | RequestFailed(code="no_executor"):
+                return True  # nothing has been sent, or it was not accepted
             case RequestFailed(code="request_not_found") if self._attaches:
                 if self._has_events:
                     raise RequestFailed(

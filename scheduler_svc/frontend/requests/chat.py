@@ -84,7 +84,8 @@ def _asked(body: ChatRequest, num_prompt: int, max_model_len: int) -> m.Sampling
     max_tokens = _max_tokens(body)
     if max_tokens is None:
         if not max_model_len:
-            raise RequestRejected("no executor has joined yet, so the model's length is unknown", "unavailable")
+            message = "no executor has joined yet, so the model's length is unknown, and no 'max_tokens' is given"
+            raise RequestRejected(message, "no_executor")
         check_length(num_prompt, 1, max_model_len, "messages")
         max_tokens = min(max_model_len - num_prompt, most_tokens(num_logprobs, body.n, num_shown_prompt_logprobs))
     check_length(num_prompt, max_tokens, max_model_len, "messages")

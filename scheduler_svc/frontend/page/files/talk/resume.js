@@ -1,6 +1,6 @@
 // The events of one answer, over as many connections as it takes: none is lost and none comes twice.
 //
-// After a break the page asks for the events behind the last one that it has. It sends the request again, with the same
+// After a break the page asks for the events after the last one that it has. It sends the request again, with the same
 // id, only if the service says that it never accepted it.
 
 import { ApiError } from "../api.js";
