@@ -55,6 +55,9 @@ def _check_node(_context: click.Context, _parameter: click.Parameter, value: str
     return _check_name(_context, _parameter, value) or "" if value else ""
 
 
+_MAX_PLACE_CHARS = 128  # of the address of a scheduler, whose end tells files apart
+
+
 def _check_place(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     if not re.fullmatch(r"[\w.-]{0,64}", value, re.ASCII):
         raise click.BadParameter(f"{value!r} is no name of up to 64 letters, digits, dots, dashes and underscores")
@@ -95,7 +98,7 @@ def _check_place(_context: click.Context, _parameter: click.Parameter, value: st
     default="",
     callback=_check_place,
     help="Of several on a machine: a KV cache that is kept is continued in the same place only. An executor and its "
-    "standby are in one.  [default: wherever there is one]",
+    "standby are in one.  [default: that of all executors of the same --scheduler]",
 )
 @click.option(
     "--task",
@@ -223,6 +226,7 @@ def main(
     from executor_svc.service.process import serve  # noqa: PLC0415
     from executor_svc.startup import start_executor  # noqa: PLC0415
 
+    options["place"] = options["place"] or endpoint[-_MAX_PLACE_CHARS:]
     if options["model"] is None:
         log.info("no --model given, serving the embedded demo model")
     claim = None

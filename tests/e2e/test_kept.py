@@ -93,6 +93,26 @@ def test_a_standby_goes_on_where_a_killed_executor_stopped(fleet, calm):
     fleet.start_executor(gone)
 
 
+def test_a_standby_leaves_the_memory_of_another_service_alone(fleet, calm, tmp_path):
+    wait_for_standby(fleet)
+    before = report(fleet)
+    with running_fleet(tmp_path, keeper=fleet.spec.keeper) as other:
+        assert [executor["has_standby"] for executor in report(other)["executors"]] == [False]
+
+        def replace():
+            other.kill_executor(0)
+            other.start_executor(0)
+
+        assert asyncio.run(texts(other, replace)) == calm
+        after = report(other)
+        assert (after["pools_adopted"], after["recomputed_tokens"]) == (1, 0)
+    wait_for_standby(fleet)
+    assert (report(fleet)["executors"][0]["epoch"], len(report(fleet)["executors"])) == (
+        before["executors"][0]["epoch"],
+        1,
+    )
+
+
 @pytest.mark.slow
 def test_a_frozen_executor_is_ended_before_its_pool_is_handed_on(fleet, calm):
     """SIGSTOP in the middle of a step. When the standby has the pool, the frozen process is gone: SIGCONT reaches no

@@ -15,6 +15,7 @@ def running_fleet(
     executors: int = 1,
     standbys: int = 0,
     keeps: bool = False,
+    keeper: Path | None = None,
     ranks: int = 1,
     executor_options=(),
     scheduler_options=(),
@@ -24,6 +25,7 @@ def running_fleet(
     Args:
         standbys: executors beside the others that wait for their pools.
         keeps: whether a keeper is there for the executors.
+        keeper: socket of one that runs already.
         ranks: processes of each executor.
     """
     port, executor_port = free_ports(2)
@@ -34,7 +36,8 @@ def running_fleet(
         executors=executors,
         standbys=standbys,
         ranks=ranks,
-        keeper=log_dir / "keeper.sock" if keeps or standbys else None,
+        keeper=keeper or (log_dir / "keeper.sock" if keeps or standbys else None),
+        starts_keeper=keeper is None,
         scheduler_options=("--journal", str(log_dir / "journal.sqlite3"), *scheduler_options),
         executor_options=("--threads", "1", "--num-blocks", "2048", *executor_options),
     )
