@@ -76,7 +76,7 @@ def _why_no_id(model: str, path: Path) -> str | None:
             return f"{model} is a GGUF file, which is not served: {_SERVED}"
         return f"{model} is no folder: {_SERVED}"
     if path.is_absolute() or model.startswith((".", "~")) or model.endswith("/") or model.count("/") != 1:
-        return f"there is no folder {model}, and it is not a hub id (owner/name)"
+        return f"there is no folder {model}, and it is not a hub id (owner/name, such as Qwen/Qwen3-0.6B)"
     if model.endswith(_FILE_ENDINGS):
         return f"there is no {model}, and a hub id (owner/name) does not end like a file; {_SERVED}"
     if is_there(path.parent):

@@ -95,8 +95,11 @@ class CpuPlatform:
                 return CppBackend(kernels, geometry, limits, memory)
             return TorchBackend(geometry, limits, self.device, memory)
         except RuntimeError as error:  # torch's error for out of memory on a CPU
-            gib = limits.num_blocks * geometry.block_bytes / 2**30
-            raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error
+            gib, free = limits.num_blocks * geometry.block_bytes / 2**30, self.memory_left() / 2**30
+            raise BatonError(
+                f"the KV pool of {gib:.2f} GiB cannot be allocated, {free:.2f} GiB are free: give a smaller "
+                "--kv-cache-memory, or a smaller --num-blocks"
+            ) from error
 
     def default_pool_bytes(self, useful_bytes: int, run_largest_step: Callable[[], None]) -> int:
         """See `Platform.default_pool_bytes`: a quarter of what is available, without a trial run."""

@@ -167,8 +167,11 @@ class GpuPlatform:
         except (ImportError, ValueError) as error:
             raise BatonError(f"attention by {self._attention.name} cannot serve this model: {error}") from error
         except torch.OutOfMemoryError as error:
-            gib = limits.num_blocks * geometry.block_bytes / 2**30
-            raise BatonError(f"the KV pool of {gib:.2f} GiB cannot be allocated; ask for fewer blocks") from error
+            gib, free = limits.num_blocks * geometry.block_bytes / 2**30, self.memory_left() / 2**30
+            raise BatonError(
+                f"the KV pool of {gib:.2f} GiB cannot be allocated, {free:.2f} GiB are free: give a smaller "
+                "--kv-cache-memory, or a smaller --num-blocks"
+            ) from error
 
     def default_pool_bytes(self, useful_bytes: int, run_largest_step: Callable[[], None]) -> int:
         """See `Platform.default_pool_bytes`: what this executor's share of the GPU leaves. The prefix cache uses any.

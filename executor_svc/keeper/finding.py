@@ -31,7 +31,7 @@ def find_keeper(socket_path: Path | None, executor_name: str, *, is_required: bo
         return _link(path, executor_name, 0.0 if socket_path is None else START_TIMEOUT_S)
     except KeeperError as error:
         if is_required:
-            raise KeeperError(f"{error}; a standby needs one (baton-keeper)") from error
+            raise KeeperError(f"{error}; a standby needs a keeper (start baton-keeper)") from error
         level = log.info if socket_path is None else log.warning
         level("no keeper: weights and KV cache end with this process", reason=str(error))
         return None

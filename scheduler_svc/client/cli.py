@@ -32,6 +32,16 @@ COMMANDS = {  # name (also of its module, where the command is called `command`)
 }
 
 
+OF_OTHERS = {  # command of Ollama or vLLM: what does that here
+    "serve": "baton up --model MODEL serves a model",
+    "run": "baton up --model MODEL serves a model, and baton chat talks with it",
+    "pull": "baton up --model OWNER/NAME downloads a model from the hub",
+    "complete": "baton generate continues a prompt",
+    **dict.fromkeys(("list", "ls", "ps", "show"), "baton status shows what is served"),
+    **dict.fromkeys(("stop", "down"), "Ctrl-C stops baton up"),
+}
+
+
 class LazyGroup(click.Group):
     """Subcommands are modules of `commands`, found in `COMMANDS`."""
 
@@ -45,6 +55,14 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(f"scheduler_svc.client.commands.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand. Raises click.UsageError, which says what is meant by those of other projects."""
+        if hint := OF_OTHERS.get(args[0]):
+            raise click.UsageError(f"No such command {args[0]!r}: {hint}.", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of subcommands without importing them."""

@@ -115,7 +115,7 @@ def sampling_options(*, default_max_tokens: int | None, limit: str = "max_tokens
 
     Args:
         default_max_tokens: of `--max-tokens`; None leaves the limit to the service.
-        limit: what the API calls `max_tokens`; the option is called the same.
+        limit: what the API calls `max_tokens`; the option is called the same, and `--max-tokens`.
     """
     return lambda command: _with_sampling(command, default_max_tokens, limit)
 
@@ -133,8 +133,9 @@ def _with_sampling(command: Decorated, default_max_tokens: int | None, limit: st
     penalty = click.FloatRange(-2, 2)
 
     limit_option = f"--{limit.replace('_', '-')}"
+    limit_names = dict.fromkeys((limit_option, "--max-tokens"))
 
-    @click.option(limit_option, limit, default=default_max_tokens, type=click.IntRange(min=1),
+    @click.option(*limit_names, limit, default=default_max_tokens, type=click.IntRange(min=1),
                   show_default=default_max_tokens is not None or "no other",
                   help="Limit of tokens, besides the model's own.")  # fmt: skip
     @click.option("--min-tokens", type=click.IntRange(min=0), help="No end before so many tokens.")

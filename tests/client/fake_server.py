@@ -305,6 +305,8 @@ def _all_events(path, body):
     pieces = (
         [{"delta": delta} for delta in body["deltas"]] if "deltas" in body else [_piece(path, word) for word in words]
     )
+    if "chat" in path:
+        pieces.append({"delta": {}})  # as the service ends a chat
     last, reason = len(pieces) - 1, "tool_calls" if "tool_calls" in str(pieces) else "length"
     chunks = [
         _object(path, body, [_choice(choice, piece | _logprobs(path, body, i), reason if i == last else None)])
@@ -322,7 +324,7 @@ def _piece(path, text):
 
 def _logprobs(path, body, number):
     """Those of one word."""
-    if not body.get("has_logprobs"):
+    if not body.get("has_logprobs") or number == len(_words(body)):
         return {"logprobs": None}
     word, value = f"w{number} ", -0.5 - number
     if "chat" in path:

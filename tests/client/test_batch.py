@@ -142,7 +142,7 @@ def test_a_line_that_fails_for_good_has_its_error(baton, server, files, action, 
     server.by_prompt["p4"] = action
     done = baton("batch", *files, "--retries", 2)
     assert done.exit_code == 1
-    assert "1 lines failed" in done.stderr
+    assert "1 of 10 lines failed" in done.stderr
     line = results(files[1])["id4"]
     assert line["error"]["code"] == code
     assert message in line["error"]["message"]

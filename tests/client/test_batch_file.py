@@ -40,13 +40,14 @@ def test_input_is_read_with_blank_lines_and_without_a_last_line_end(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "line 2: Input data was truncated"),
+        (b"{", "line 2: no valid JSON: Input data was truncated"),
         (b"\xff", "line 2: "),
         (b"[]", "line 2: Expected `object`"),
         (request(url="/v1/embeddings"), "line 2: Invalid enum value '/v1/embeddings' - at `$.url`"),
         (request(method="GET"), "line 2: Invalid enum value 'GET' - at `$.method`"),
         (request(custom_id=""), "line 2: "),
         (request(body=[]), "line 2: Expected `object`"),
+        (request(url="/v1/embeddings"), "the service's /v1/batches takes /v1/embeddings, too"),
         (request("first"), "line 2: custom_id 'first' is in line 1 already"),
         (request(body={"stream": True}), "line 2: a batch cannot be streamed"),
         (request(body={"prompt_logprobs": 0}), "line 2: a batch has no `prompt_logprobs`"),

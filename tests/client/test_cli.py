@@ -44,6 +44,12 @@ def test_group_help_lists_every_command():
     )
 
 
+@pytest.mark.parametrize("name", ["serve", "run", "pull", "list"])
+def test_commands_of_others_are_answered_with_ours(name):
+    result = CliRunner().invoke(main, [name, "qwen3:0.6b"])
+    assert (result.exit_code, f"No such command '{name}': baton " in result.stderr) == (2, True), result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["nonsense"], ["generate", "hi", "--url", "ftp://host"], ["generate", "hi", "--top-p", "2"], ["batch", "in"]],

@@ -189,6 +189,13 @@ def test_a_client_is_given_a_new_key_and_stays_itself(keys, root):
     old = keys("api", "alice", "--max-open-requests", "7", "--metrics").stdout.strip()
     bob = keys("api", "bob").stdout.strip()
     new = keys("api", "alice", "--rotate", "--no-metrics").stdout.strip()
+    rows = [line for line in keys("list").stdout.splitlines() if "alice" in line]
+    assert [
+        f"{digest(key)[:12]}" in row and "alice (old)" in row for key, row in zip((old, new), rows, strict=True)
+    ] == [
+        True,
+        False,
+    ]
     store = ApiKeys(path=root / "scheduler" / "api-keys.json")
     before, after = store.client_of(old), store.client_of(new)
     assert after == replace(before, may_read_status=False, sha256=digest(new))
@@ -215,9 +222,9 @@ def test_names_that_are_none(keys, root, command, name):
 
 
 def test_refusals(keys, root):
-    assert "baton keys init makes it" in refusal(keys("executor", "gpu-1"))
-    assert "baton keys init makes it" in refusal(keys("list"))
-    assert "baton keys init makes it" in refusal(keys("revoke", "gpu-1"))
+    assert "`baton keys init` makes it" in refusal(keys("executor", "gpu-1"))
+    assert "`baton keys init` makes it" in refusal(keys("list"))
+    assert "`baton keys init` makes it" in refusal(keys("revoke", "gpu-1"))
     keys("init")
     keys("executor", "gpu-1")
     keys("api", "alice")

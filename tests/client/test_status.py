@@ -84,7 +84,7 @@ def test_the_journal_and_what_was_resumed(baton, server):
     server.status_report.update(journal="ok", journal_lag_s=0.04, sequences_resumed=7, recomputed_tokens=90)
     shown = baton("status").stdout
     assert "journal   ok, 0.0 s behind" in shown
-    assert "4 executors lost, 7 sequences resumed (90 tokens computed again), 0 pools continued, 2 preemptions" in shown
+    assert "4 executors lost, 7 sequences resumed, 90 tokens computed again, 0 pools continued, 2 preemptions" in shown
     server.status_report.update(journal="off")
     assert "journal   off\n" in baton("status").stdout
     server.status_report.update(journal="failed")
@@ -217,7 +217,7 @@ def test_latencies_what_the_queue_waits_for_and_the_last_events(baton, server: F
     server.status_report.update(msgspec.to_builtins(told))
     lines = baton("status").stdout.splitlines()
     assert "queue     0 running, 3 waiting (the first for memory)" in lines
-    latency = "latency   first token 50/100/1250 ms (p50/p90/p99); between tokens 4/5/6 ms (p50/p90/p99)"
+    latency = "latency   first token about 50 ms (9 in the last five minutes); between tokens 4/5/6 ms (p50/p90/p99)"
     assert latency in lines
     assert [line.split(maxsplit=3)[3] for line in lines[-3:]] == [
         "journal failed, No space left",

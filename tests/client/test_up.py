@@ -160,7 +160,7 @@ def test_gpus_are_divided_among_the_executors(specs):
     assert seen == [{}, {"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "4,5"}]
     result = CliRunner().invoke(main, ["up", *ports(), "--executors", "2", "--gpus", "0"])
     assert (result.exit_code, len(specs)) == (2, 1)
-    assert "--gpus 0 names 1 GPUs, 2 executors of 1 processes need 2" in result.stderr
+    assert "--gpus 0 names 1, --executors 2 with --tensor-parallel-size 1 needs 2" in result.stderr
     assert spec.executor_options[-2:] == ("--device", "cuda"), "the CPU is no substitute for what was named"
     result = CliRunner().invoke(main, ["up", *ports(), "--gpus", "0", "--device", "cpu"])
     assert (result.exit_code, len(specs)) == (2, 1)

@@ -42,6 +42,14 @@ def test_a_url_of_something_else_is_said_to_be(baton, tmp_path, monkeypatch, arg
     assert result.stderr.splitlines()[-1].startswith("Error: ")
 
 
+@pytest.mark.parametrize("arguments", [("generate", "hi"), ("status",), ("chat",)], ids=" ".join)
+def test_a_page_is_not_shown_as_the_error(baton, arguments):
+    with something_else(b"<!DOCTYPE html>no such page", 404) as url:
+        result = baton(*arguments, "--url", url, input="hi")
+    assert result.exit_code == 1
+    assert result.stderr == ("Error: what answers has no API of OpenAI's; does --url name the service? (HTTP 404)\n")
+
+
 @pytest.mark.parametrize("content", [b"{}", b'{"data": 7}', b'{"data": [{}]}'])
 @pytest.mark.parametrize("command", ["generate", "embed"])
 def test_a_wrong_list_of_models_is_said_to_be(baton, command, content):
@@ -51,13 +59,13 @@ def test_a_wrong_list_of_models_is_said_to_be(baton, command, content):
 
 
 @contextlib.contextmanager
-def something_else(content):
+def something_else(content, status=200):
     """A server that answers each request with the same."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self):
             self.rfile.read(int(self.headers.get("content-length") or 0))
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-type", "text/html" if content.startswith(b"<") else "application/json")
             self.send_header("content-length", str(len(content)))
             self.end_headers()

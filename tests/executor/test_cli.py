@@ -80,7 +80,7 @@ def test_broken_checkpoint_is_one_line(checkpoint: Make, tmp_path: Path) -> None
 def test_a_standby_whose_keeper_is_not_there_is_worth_starting_again(tmp_path: Path) -> None:
     done = baton_executor("--standby", XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 75
-    assert "a standby needs one" in done.stderr
+    assert "a standby needs a keeper" in done.stderr
 
 
 def test_a_disk_that_fails_is_worth_starting_again(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_keeper_that_is_named_is_waited_for(folder):
 def test_a_keeper_that_does_not_come_is_done_without(folder, monkeypatch):
     monkeypatch.setattr(finding_module, "START_TIMEOUT_S", 0.3)
     assert find_keeper(folder / "keeper.sock", "executor", is_required=False) is None
-    with pytest.raises(KeeperError, match="a standby needs one"):
+    with pytest.raises(KeeperError, match="a standby needs a keeper"):
         find_keeper(folder / "keeper.sock", "executor", is_required=True)
 
 

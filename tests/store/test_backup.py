@@ -149,6 +149,16 @@ def test_what_is_no_whole_store_is_neither_copied_nor_restored(filled, tmp_path,
     assert not (tmp_path / "new" / FILE_NAME).exists()
 
 
+def test_one_of_several_stores_is_asked_for(filled, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "baton").mkdir(mode=0o700)
+    filled.rename(tmp_path / "baton" / "journal-8001.store")
+    (tmp_path / "baton" / "journal-8000.store").mkdir(mode=0o700)
+    done = run("backup", tmp_path / "copy.db")
+    assert (done.exit_code, "journal-8001.store: name the one" in done.stderr) == (2, True), done.stderr
+    assert run("backup", tmp_path / "copy.db", "--port", 8001).exit_code == 0
+
+
 def test_nothing_is_overwritten(filled, tmp_path, monkeypatch):
     (tmp_path / "taken").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

@@ -13,6 +13,9 @@ from scheduler_svc.client.errors import WrongFile
 _MAX_PROBLEMS_SHOWN = 10
 _MAX_LINE_CHARACTERS = 40
 _EXAMPLE = '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi", "max_tokens": 50}}'
+_OTHER_ENDPOINTS = (
+    "this command takes /v1/chat/completions and /v1/completions; the service's /v1/batches takes /v1/embeddings, too"
+)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -93,7 +96,7 @@ class BatchInput:
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     if not (line_of_id or problems or line.lstrip().startswith(b"{")):
                         raise WrongFile(_no_requests(path, line)) from error
-                    problems.append(f"line {number}: {error}")
+                    problems.append(f"line {number}: {_why(error)}")
                     continue
                 first = line_of_id.setdefault(request.custom_id, number)
                 if first != number:
@@ -107,6 +110,13 @@ class BatchInput:
             more = [f"and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
             raise WrongFile("\n  ".join([f"{path} cannot be sent:", *shown, *more]))
         return set(line_of_id)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, msgspec.ValidationError):
+        others = f"; {_OTHER_ENDPOINTS}" if str(error).endswith("`$.url`") else ""
+        return f"{error}{others}"
+    return f"no valid JSON: {error}" if isinstance(error, msgspec.DecodeError) else str(error)
 
 
 def _no_requests(path: Path, line: bytes) -> str:

@@ -78,6 +78,8 @@ def command(
         note = NoteFile(out_path)
         num_failed = sum(output.finished.values())
         tally = Tally(len(ids) - len(output.finished), "lines")
+        if not ids:
+            say(f"{in_path} has no requests")
         if output.finished:
             say(f"{len(output.finished)} of {len(ids)} lines have a result already, {num_failed} of them a failure")
         if tally.total:
@@ -87,7 +89,7 @@ def command(
             what = left.batch_id or left.input_file_id
             say(f"{note.path} is left of {what}; the service at {left.url} may have its files still")
     if num_failed:
-        say(f"{num_failed} lines failed; their `error` in {out_path} says why")
+        say(f"{num_failed} of {len(ids)} lines failed; their `error` in {out_path} says why")
         ctx.exit(EXIT_FAILED)
 
 

@@ -60,8 +60,8 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         numbers = tuple(gpus.split(",")) if gpus else ()
         if numbers and len(numbers) != num_executors * ranks:
-            needed = f"{num_executors} executors of {ranks} processes need {num_executors * ranks}"
-            raise click.UsageError(f"--gpus {gpus} names {len(numbers)} GPUs, {needed}")
+            needed = f"--executors {num_executors} with --tensor-parallel-size {ranks} needs {num_executors * ranks}"
+            raise click.UsageError(f"--gpus {gpus} names {len(numbers)}, {needed}")
         device = dict(pairwise(engine)).get("--device", "auto")
         if numbers and device == "cpu":
             raise click.UsageError(f"--gpus {gpus} and --device cpu contradict each other")

@@ -236,7 +236,7 @@ def _print_table(entries: Sequence["Entry"]) -> None:
         rows.append(
             (
                 entry.kind,
-                entry.name,
+                entry.name + (" (old)" if entry.is_old else ""),
                 entry.created[:10],
                 entry.last_used[:16].replace("T", " ") or "-",
                 "expired" if has_expired else entry.expires[:10] or "-",

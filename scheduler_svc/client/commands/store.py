@@ -18,8 +18,8 @@ def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     folder = click.option("--store", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
                           help="The service's store.  [default: journal-PORT.store in "
                           "$XDG_STATE_HOME/baton]")  # fmt: skip
-    port = click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535),
-                        help="Of the service, if it has neither --store nor --journal.")  # fmt: skip
+    port = click.option("--port", type=click.IntRange(1, 65535), help="Of the service, if it has neither --store nor "
+                        "--journal.  [default: 8000]")  # fmt: skip
     return folder(port(command))
 
 
@@ -40,7 +40,7 @@ def command() -> None:
 @command.command(epilog=EXIT_CODES_HELP)
 @click.argument("file", type=_FILE)
 @folder_options
-def backup(*, file: Path, folder: Path | None, port: int) -> None:
+def backup(*, file: Path, folder: Path | None, port: int | None) -> None:
     """Copy the store into a new FILE, as it is in one moment, while the service runs.
 
     The copy is checked. It holds conversations in the clear, and only this user may read it. API keys, whose ids own
@@ -55,7 +55,7 @@ def backup(*, file: Path, folder: Path | None, port: int) -> None:
 @command.command(epilog=EXIT_CODES_HELP)
 @click.argument("file", type=_FILE)
 @folder_options
-def restore(*, file: Path, folder: Path | None, port: int) -> None:
+def restore(*, file: Path, folder: Path | None, port: int | None) -> None:
     """Make the store of a service that does not run from the backup FILE.
 
     A folder that has a store is left alone: move it away before. Batches and responses in the background that were open
@@ -67,11 +67,18 @@ def restore(*, file: Path, folder: Path | None, port: int) -> None:
     say(f"{folder} has the store in {file}: {_told(lambda: restored(file, folder))}; start the service")
 
 
-def _default_folder(port: int) -> Path:
+def _default_folder(port: int | None) -> Path:
+    """Return the folder of the service at this port. Raises click.UsageError where there are several, and none said."""
     try:
-        return state_folder() / f"journal-{port}.store"
+        folder = state_folder()
     except RuntimeError as error:
         raise click.UsageError("this user has no home; name the folder by --store") from error
+    name = "journal-{}.store"
+    if port is None and len(stores := sorted(folder.glob(name.format("*")))) > 1:
+        raise click.UsageError(
+            f"there are {', '.join(map(str, stores))}: name the one that is meant by --port or --store"
+        )
+    return folder / name.format(port or 8000)
 
 
 def _told(work: Callable[[], dict[str, int]]) -> str:

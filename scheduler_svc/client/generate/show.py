@@ -30,7 +30,7 @@ def show_choice(chunks: Iterable[Json], *, as_rows: bool) -> None:
     view, message = AnswerView(shows_thought=False), GrowingMessage()
     try:
         for chunk in chunks:
-            delta = {"content": chunk["text"]} if "text" in chunk else chunk.get("delta") or _as_delta(chunk["message"])
+            delta = _delta(chunk)
             message.add(delta)
             view.add(delta)
     finally:
@@ -78,7 +78,13 @@ def _prompt_logprobs(answer: Json) -> list[Json | None]:
     return answer.get("prompt_logprobs") or answer["choices"][0].get("prompt_logprobs") or []
 
 
-def _as_delta(message: Json) -> Json:
-    """A whole message as a stream would bring it in one piece."""
+def _delta(chunk: Json) -> Json:
+    """What a piece of a choice adds to the answer; a whole message as a stream would bring it in one piece."""
+    if "text" in chunk:
+        return {"content": chunk["text"]}
+    delta: Json | None = chunk.get("delta")
+    if delta is not None:
+        return delta
+    message = chunk["message"]
     calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls") or ())]
     return {**message, "tool_calls": calls}

@@ -69,6 +69,10 @@ def failure(status: int, body: bytes, retry_after_s: float = 0.0) -> RequestFail
         answer = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         answer = body[:_MAX_ERROR_BYTES].decode(errors="replace").strip() or httpx.codes.get_reason_phrase(status)
+    if isinstance(answer, str) and answer.startswith("<"):  # a page, of a proxy or of another server
+        answer = httpx.codes.get_reason_phrase(status)
+        if status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.METHOD_NOT_ALLOWED, http.HTTPStatus.NOT_IMPLEMENTED):
+            answer = "what answers has no API of OpenAI's; does --url name the service?"
     kind = ServiceNotReady if status == http.HTTPStatus.SERVICE_UNAVAILABLE else RequestFailed
     hint = (
         "; give an API key in BATON_API_KEY (or --api-key, which other users can see)"

@@ -53,6 +53,7 @@ class Entry:
         key: an executor's public key in Z85, or the first digits of the SHA-256 of an API key.
         max_open_requests, requests_per_minute, tokens_per_minute, admin, metrics: fields of an API key.
         expires, last_used: as `created`; empty for never, and where no use is known.
+        is_old: whether its client has a newer one, and `revoke --old` takes this one away.
     """
 
     kind: Literal["executor", "api"]
@@ -67,6 +68,7 @@ class Entry:
     tokens_per_minute: int = 0
     expires: str = ""
     last_used: str = ""
+    is_old: bool = False
 
 
 class KeyRing:
@@ -154,11 +156,13 @@ class KeyRing:
             uses: when API keys were last used (`key_uses.last_uses`).
         """
         if not is_there(self.root):
-            raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
+            raise KeyRingError(f"there is no folder {self.root}; `baton keys init` makes it, and `baton keys api NAME`")
         executors = [
             Entry("executor", name, "", _modified(path), curve.load_public(path).decode())
             for name, path in curve.allowed_files(self.scheduler).items()
         ]
+        keys = self._read_api_keys()
+        newest = {key.client_id: key for key in keys}
         clients = [
             Entry(
                 "api",
@@ -173,8 +177,9 @@ class KeyRing:
                 key.tokens_per_minute,
                 "" if key.expires is None else _written(key.expires),
                 "" if (at := uses.get(name_of_use(key.sha256))) is None else _written(datetime.fromtimestamp(at, UTC)),
+                newest[key.client_id] is not key,
             )
-            for key in self._read_api_keys()
+            for key in keys
         ]
         return [*executors, *clients]
 
@@ -190,7 +195,7 @@ class KeyRing:
         """
         _check_name(name)
         if not is_there(self.root):
-            raise KeyRingError(f"there is no folder {self.root}; baton keys init makes it")
+            raise KeyRingError(f"there is no folder {self.root}; `baton keys init` makes it, and `baton keys api NAME`")
         with self._locked():
             allowed = self._allowed_file(name)
             if is_there(allowed) and not only_old:
@@ -216,7 +221,7 @@ class KeyRing:
 
     def _server_keys(self) -> KeyPair:
         if not is_there(self._server_secret):
-            raise KeyRingError(f"there is no {self._server_secret}; baton keys init makes it")
+            raise KeyRingError(f"there is no {self._server_secret}; `baton keys init` makes it")
         return KeyPair.load(self._server_secret)
 
     def _allowed_file(self, name: str) -> Path:

@@ -326,6 +326,9 @@ class LocalFleet:
             for names, own_s in zip(groups, (scheduler_s, STOP_TIMEOUT_S, STOP_TIMEOUT_S), strict=True):
                 children = [self._children[name] for name in names if name in self._children]
                 end_children(children, own_s if timeout_s is None else timeout_s)
+                for child in children:
+                    if (tail := self._tails.get(child.name)) is not None:
+                        tail.ended()
         finally:  # a second Ctrl-C must not leave anything behind
             for child in self._children.values():
                 child.kill()

@@ -30,9 +30,13 @@ class LogTail:
         os.close(self.descriptor)
         self._thread.start()
 
+    def ended(self) -> None:
+        """The child has ended: what it wrote last goes on before what others write from now on."""
+        self._thread.join(_END_TIMEOUT_S)
+
     def text(self) -> str:
         """The last lines, once the child has ended."""
-        self._thread.join(_END_TIMEOUT_S)
+        self.ended()
         return b"\n".join(tuple(self._lines)).decode(errors="replace")
 
     def _pass_on(self) -> None:

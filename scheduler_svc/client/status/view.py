@@ -24,6 +24,7 @@ _WAITS_FOR = {
     "yields": "the first for prompts of others to be computed",
     "turn": "the first for its turn",
 }
+_FEW = 10  # of which percentiles, interpolated within a bucket, would say more than is known
 _TROUBLE = ("lost", "rejected", "journal_failed")
 _JOURNAL_FAILED = "The journal cannot be written: requests accepted now are lost if the scheduler ends. See its log."
 
@@ -65,8 +66,8 @@ def _facts(report: StatusReport) -> str:
         or "no token in the last five minutes",
         "requests": f"{report.requests_finished} finished, {report.requests_failed} failed",
         "tokens": f"{report.output_tokens} output, {report.prompt_tokens} prompt ({cached:.0%} from the prefix cache)",
-        "trouble": f"{report.executors_lost} executors lost, {report.sequences_resumed} sequences resumed "
-        f"({report.recomputed_tokens} tokens computed again), {report.pools_adopted} pools continued, "
+        "trouble": f"{report.executors_lost} executors lost, {report.sequences_resumed} sequences resumed, "
+        f"{report.recomputed_tokens} tokens computed again, {report.pools_adopted} pools continued, "
         f"{report.preemptions} preemptions, "
         f"{report.messages_dropped} messages dropped",
         "journal": report.journal + (f", {report.journal_lag_s:.1f} s behind" if report.journal == "ok" else ""),
@@ -100,6 +101,8 @@ def _megabytes(num_bytes: int) -> str:
 
 
 def _milliseconds(told: Percentiles) -> str:
+    if told.count < _FEW:
+        return f"about {1e3 * told.p50:.0f} ms ({told.count} in the last five minutes)"
     return "/".join(f"{1e3 * value:.0f}" for value in (told.p50, told.p90, told.p99)) + " ms (p50/p90/p99)"
 
 

@@ -45,7 +45,10 @@ def describe_validation(error: ValidationError, schema: type[BaseModel], content
         case _:
             message = f"Invalid value for {_quoted(place)}: {first['msg']}."
     code = _CODE_OF_PYDANTIC_TYPE.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
-    return ApiError(400, message + _others(places[1:]), code=code, param=_path(place))
+    others = places[1:]
+    if place[-1:] == ("type",):  # of an object whose type is not known, nothing else can be wrong
+        others = tuple(each for each in others if each[: len(place) - 1] != place[:-1])
+    return ApiError(400, message + _others(others), code=code, param=_path(place))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
