@@ -98,7 +98,8 @@ def recipe(nth: int) -> str:
     guide = (ROOT / "docs" / "operations.md").read_text()
     section = guide[guide.index("### With pip, under systemd") : guide.index("### With Docker compose")]
     block = re.findall(r"^```\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)[nth]
-    return "\n".join(line.removeprefix("sudo ") for line in block.splitlines() if "pip install" not in line)
+    lines = (line.removeprefix("sudo ") for line in block.splitlines())
+    return "\n".join(line for line in lines if not re.search(r"^apt-get|pip install", line))
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,8 @@ def in_blocks(markdown: str) -> Iterator[str]:
 
 def in_lines(text: str) -> Iterator[str]:
     """The calls of our commands in a script or a comment; two spaces divide them from what is said about them."""
-    before = r"#?\s*(?:sudo )?(?:ExecStart=|docker compose (?:exec|run --rm) \w+ )?(?:\S*/bin/)?"
+    by_compose = r"docker compose (?:exec|run --rm)(?: -T| -e \w+)* \w+ "
+    before = rf"#?\s*(?:sudo (?:-u \w+ )?)?(?:ExecStart=|{by_compose})?(?:\S*/bin/)?"
     for line in re.sub(r"\\\n\s*", "", text).splitlines():
         if call := re.match(rf"{before}(baton(?:-\w+)? +(?!#)\S+(?: \S+)*)", line):
             yield call[1]

@@ -33,6 +33,7 @@ SCALE = "".join((ROOT / "docs" / name).read_text() for name in ("scale.md", "kub
 README = (ROOT / "README.md").read_text()
 COMPOSE_HEAD = (ROOT / "compose.yaml").read_text().partition("\nname:")[0]
 FOREIGN = {  # options of docker, kubectl, pip and systemctl
+    *("--constraint", "--extra-index-url", "--rm", "--user", "--cap-add"),
     *("--build", "--detach", "--wait", "--scale", "--replicas", "--grace-period", "--from-file", "--dry-run"),
     *("--build-arg", "--upgrade", "--yes", "--cascade", "--since", "--force", "--now", "--from-literal"),
 }
