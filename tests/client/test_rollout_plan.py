@@ -157,8 +157,46 @@ def test_it_stops_where_a_started_one_does_not_join():
     fleet = FleetModel(restart_s=None)
     operator = Operator(fleet, starts_successors=True)
     fleet.start = lambda name: None
-    assert operator.run().stopped == "the successor that was started did not join within 60 s"
+    rollout = operator.run()
+    assert rollout.stopped == "the successor that was started did not join within 60 s"
+    assert "a (not touched; a successor was started)" in stop_report(rollout)
     assert fleet.drained == []
+
+
+def test_a_standby_that_no_supervisor_starts_is_asked_for_soon_and_named_at_the_end():
+    operator = Operator(FleetModel(names=("a", "b"), standby="1", restart_s=None))
+    operator.until(TurnState.JOINING, "b")
+    begun = operator.fleet.now
+    while "waits" not in operator.said[-1]:
+        operator.look()
+        operator.fleet.tick()
+    assert operator.said[-1].endswith(
+        "b (epoch 2) waits for a standby: this command starts none; a supervisor has to, or --replace-with"
+    )
+    assert operator.fleet.now - begun < 12
+    rollout = operator.run()
+    assert len([line for line in operator.said if "waits" in line]) == 1
+    assert rollout.stopped == "no standby came for b within 60 s, and this command starts none"
+    report = stop_report(rollout)
+    assert "stopped at:   b (not touched; no standby waits)" in report
+    assert "or start one yourself (`baton-executor --standby`)" in report
+    assert "successor" not in report
+
+
+@pytest.mark.parametrize(
+    ("state", "settings", "words"),
+    [
+        ("LEAVING", {"finish": True}, "waits until it has left (0 sequences)"),
+        ("SUCCESSION", {}, "waits for a successor: this command starts none; a supervisor has to, or --replace-with"),
+        ("JOINING", {"starts_successors": True}, "waits for the successor that was started to join"),
+    ],
+)
+def test_each_long_wait_is_told_once(state, settings, words):
+    fleet = FleetModel(names=("a",), restart_s=None, leave_s=1e9 if state == "LEAVING" else 1.0)
+    operator = Operator(fleet, **settings)
+    fleet.start = lambda name: None
+    assert operator.run().turn_state is TurnState[state]
+    assert [line for line in operator.said if "waits" in line] == [f"1/1 a (epoch 1) {words}"]
 
 
 def test_it_stops_where_the_scheduler_stays_away():
@@ -181,6 +219,11 @@ def test_it_stops_at_a_successor_that_is_not_what_was_expected(expected, objecti
     rollout = Operator(fleet, starts_successors=starts, **expected).run()
     assert objection in rollout.stopped
     assert fleet.drained == ([] if starts else [1]), "one that is started first is looked at first"
+    report = stop_report(rollout)
+    assert ("end started, then go on with" if starts else "a (replaced by a (epoch 4), which is not as exp") in report
+    assert "go on with: baton rollout a b c" in report, "the one that came instead has its turn, too"
+    assert "Install the release, or the weights" in report
+    assert "without" not in report
 
 
 def test_one_that_was_expected_passes():

@@ -13,12 +13,13 @@ Reports and the time go in, actions come out; `commands/rollout.py` carries them
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 
 from common.messages import StatusReport
 from scheduler_svc.client.rollout.roster import ExecutorProcess, Roster
 
 _MAX_DRAINS = 3
+_SILENT_S = 10.0  # in one state of a turn, until the operator is told what is waited for
 _RESUME_S = 5.0  # streams go on within a step or two; some may wait for memory for longer
 
 
@@ -75,12 +76,12 @@ Action = Say | StartSuccessor | Drain
 
 
 class TurnState(Enum):
-    """Where the turn of an executor stands; the values are texts for the operator."""
+    """Where the turn of an executor stands; see the diagram above."""
 
-    GATHERING = "not touched"
-    JOINING = "not touched; a successor was started"
-    LEAVING = "asked to leave, still there"
-    SUCCESSION = "gone, without a successor"
+    GATHERING = auto()
+    JOINING = auto()
+    LEAVING = auto()
+    SUCCESSION = auto()
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,15 @@ class _Turn:
     """What has been done about the executor whose turn it is.
 
     Attributes:
+        since_s: when it came to this state.
+        is_told: whether the operator was told what it waits for in this state.
         succeeded_s: when its successor was ready; None before.
         drained: its epochs that were told to leave, each with the number of scheduler restarts until then.
     """
 
     begun_s: float
+    since_s: float
+    is_told: bool = False
     state: TurnState = TurnState.GATHERING
     succeeded_s: float | None = None
     drained: dict[int, int] = field(default_factory=dict)
@@ -126,6 +131,7 @@ class Rollout:
         replaced: executors replaced so far.
         queue: executors that are left to replace; it is the first one's turn.
         stopped: why the rollout ended early; empty if it did not.
+        misfit: the new executor that is not as asked for, for which it ended; None if there is none.
     """
 
     def __init__(self, report: StatusReport, names: tuple[str, ...], settings: RolloutSettings, now_s: float) -> None:
@@ -140,14 +146,37 @@ class Rollout:
         self._waits_for_standbys = self._has_old_standby or settings.starts_standbys
         self._num_targets = len(self.queue) + self._has_old_standby
         self._pauses_s = report.pauses_s
-        self._turn = _Turn(now_s)
+        self._turn = _Turn(now_s, now_s)
         self.replaced: list[Replaced] = []
         self.stopped = ""
+        self.misfit: ExecutorProcess | None = None
 
     @property
     def turn_state(self) -> TurnState:
         """Where the turn of the first executor in the queue stands."""
         return self._turn.state
+
+    @property
+    def waits_for_supervisor(self) -> bool:
+        """Whether a supervisor has to start what the turn waits for; otherwise this rollout has started it."""
+        return not self._settings.starts_successors
+
+    @property
+    def where(self) -> str:
+        """Where the turn stands, for the operator."""
+        if self.misfit is not None and not self.queue[0].is_present:
+            return f"replaced by {_named(self.misfit)}, which is not as expected"
+        match self.turn_state:
+            case TurnState.GATHERING:
+                return "not touched"
+            case TurnState.JOINING if self.waits_for_supervisor:
+                return "not touched; no standby waits"
+            case TurnState.JOINING:
+                return "not touched; a successor was started"
+            case TurnState.LEAVING:
+                return "asked to leave, still there"
+            case TurnState.SUCCESSION:
+                return "gone, without a successor"
 
     @property
     def targets(self) -> str:
@@ -188,6 +217,10 @@ class Rollout:
             actions += self._advance(now_s)
             if (turn, state) == (self._turn, self._turn.state):
                 break
+            self._turn.since_s, self._turn.is_told = now_s, False
+        if not self.is_done and not self._turn.is_told and now_s - self._turn.since_s >= _SILENT_S:
+            self._turn.is_told = True
+            actions.append(self._progress(f"waits {self._what_for()}"))
         if not self.is_done and now_s - self._turn.begun_s > self._settings.timeout_s:
             self.stop(self._what_did_not_happen(report is not None))
         return actions
@@ -205,6 +238,7 @@ class Rollout:
         self._spares += newcomers
         for newcomer in newcomers:
             if objection := self._settings.objection(newcomer):
+                self.misfit = self.misfit or newcomer
                 self.stop(f"the new executor {_named(newcomer)} {objection}")
         return [Say("the scheduler was restarted; executors are known by name and pid")] if is_restart else []
 
@@ -268,7 +302,7 @@ class Rollout:
             self.queue.append(successor)
         self.replaced.append(Replaced(target.name, self._first_epochs[target], successor, pause_s, seconds))
         del self.queue[0]
-        self._turn = _Turn(now_s)
+        self._turn = _Turn(now_s, now_s)
         return [said]
 
     def _spare_for(self, target: ExecutorProcess) -> ExecutorProcess | None:
@@ -280,14 +314,34 @@ class Rollout:
     def _progress(self, what: str) -> Say:
         return Say(f"{len(self.replaced) + 1}/{self._num_targets} {_named(self.queue[0])} {what}")
 
+    def _what_for(self) -> str:
+        match self.turn_state:
+            case TurnState.GATHERING:
+                return f"until the fleet is complete: {self._num_of_wanted()}"
+            case TurnState.JOINING if self.waits_for_supervisor:
+                return "for a standby: this command starts none; a supervisor has to, or --replace-with"
+            case TurnState.JOINING:
+                return "for the successor that was started to join"
+            case TurnState.LEAVING:
+                return f"until it has left ({self.queue[0].status.running} sequences)"
+            case TurnState.SUCCESSION if self.waits_for_supervisor:
+                return "for a successor: this command starts none; a supervisor has to, or --replace-with"
+            case TurnState.SUCCESSION:
+                return "for its successor to be ready"
+
+    def _num_of_wanted(self) -> str:
+        return f"{self._roster.num_ready} of {self._num_wanted} executors are ready"
+
     def _what_did_not_happen(self, has_answer: bool) -> str:
         name, timeout = self.queue[0].name, f"within {self._settings.timeout_s:g} s"
         if not has_answer:
             return f"the scheduler does not answer, and the turn of {name} was not over {timeout}"
-        ready = f"{self._roster.num_ready} of {self._num_wanted} executors are ready"
+        ready = self._num_of_wanted()
         match self.turn_state:
             case TurnState.GATHERING:
                 return f"the fleet was not complete again {timeout} ({ready})"
+            case TurnState.JOINING if self.waits_for_supervisor:
+                return f"no standby came for {name} {timeout}, and this command starts none"
             case TurnState.JOINING:
                 return f"the successor that was started did not join {timeout}"
             case TurnState.LEAVING:

@@ -10,7 +10,7 @@ from scheduler_svc.client.rollout.plan import Rollout, TurnState
 _WIDTH_WITHOUT_TERMINAL = 200  # wide enough that no line is folded in a log
 _ADVICE = {
     TurnState.GATHERING: "See which executors are missing (`baton status`) and start them",
-    TurnState.JOINING: "See the log of the successor",
+    TurnState.JOINING: "See why its supervisor starts no standby, or start one yourself (`baton-executor --standby`)",
     TurnState.LEAVING: "Stop its process yourself if it must go now; its sequences go on elsewhere",
     TurnState.SUCCESSION: "See why its supervisor starts none, or start one yourself (`baton-executor`)",
 }
@@ -38,13 +38,25 @@ def stop_report(rollout: Rollout) -> str:
     current, *untouched = rollout.queue
     replaced = ", ".join(one.name for one in rollout.replaced)
     left = [process.name for process in (untouched if rollout.turn_state is TurnState.SUCCESSION else rollout.queue)]
+    if rollout.misfit is not None and not current.is_present:
+        left = [rollout.misfit.name, *(process.name for process in untouched)]
     again = f", then go on with: baton rollout {' '.join(left)}" if left else ""
     return "\n".join(
         [
             rollout.stopped,
             f"  replaced:     {replaced or 'none'}",
-            f"  stopped at:   {current.name} ({rollout.turn_state.value})",
+            f"  stopped at:   {current.name} ({rollout.where})",
             f"  not touched:  {', '.join(process.name for process in untouched) or 'none'}",
-            f"{_ADVICE[rollout.turn_state]}{again}",
+            f"{_advice(rollout)}{again}",
         ]
     )
+
+
+def _advice(rollout: Rollout) -> str:
+    """Say what to do before the rollout goes on."""
+    if rollout.misfit is not None:
+        install = "Install the release, or the weights, that you expect where executors start"
+        return f"{install}; end {rollout.misfit.name}" if rollout.queue[0].is_present else install
+    if not rollout.waits_for_supervisor and rollout.turn_state in (TurnState.JOINING, TurnState.SUCCESSION):
+        return "See the log of the successor"
+    return _ADVICE[rollout.turn_state]
