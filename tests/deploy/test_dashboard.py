@@ -123,6 +123,15 @@ def test_alerts_know_all_failures():
         assert set(causes.split("|")) == set(FAILURES)
 
 
+def test_an_alert_knows_all_refusals_of_the_store():
+    """Whatever the API answers with 507, clients notice, so that a person is called."""
+    rows = re.findall(r"^\| 507 \| `(\w+)` \|", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)
+    (rule,) = (rule for rule in RULES if rule["alert"] == "BatonStoreRefuses")
+    (codes,) = re.findall(r'code=~"(.*?)"', rule["expr"])
+    assert set(codes.split("|")) == set(rows)
+    assert rule["labels"] == {"severity": "page"}
+
+
 def test_every_way_to_end_is_counted_before_it_happens(exported):
     causes, outcomes = {*FAILURES, "restarted", "drained", "shutdown"}, {*typing.get_args(m.FinishReason), "refused"}
     assert exported.series["baton_executor_epochs_ended_total"]["cause"] == causes

@@ -132,6 +132,8 @@ def test_a_store_that_is_taken_away_is_told_by_name_and_comes_back(service, tmp_
         assert error_of(service.get(f"/v1/files/{file_id}")) == (507, "store_gone")
         assert service.get("/health").status_code == 200
     assert not folder.exists(), "no empty one is in the way"
+    counted = 'baton_requests_refused_total{code="store_gone"} 18.0\n'
+    eventually(lambda: counted in service.get("/metrics").text)
     aside.rename(folder)
     assert service.get(f"/v1/files/{file_id}").status_code == 200
     assert upload(service).status_code == 200

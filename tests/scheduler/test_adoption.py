@@ -262,6 +262,16 @@ def lose_with_standby(service: Service) -> None:
     service.lose("one")
 
 
+def test_executors_with_a_standby_are_counted():
+    service, _ = begun()
+    join(service, "sibling")
+    assert service.metric("baton_executors_with_standby") == 0
+    for has_standby in (True, False):
+        beat = m.ExecutorHeartbeat(epoch=1, has_standby=has_standby)
+        service.do(service.core.from_executor(b"one", beat, service.now))
+        assert service.metric("baton_executors_with_standby") == has_standby
+
+
 def test_a_standbys_pool_is_waited_for_and_not_for_ever():
     service, _ = begun()
     lose_with_standby(service)

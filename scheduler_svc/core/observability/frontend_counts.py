@@ -14,13 +14,13 @@ REFUSAL_CODES = (
     *("invalid_value", "invalid_type", "invalid_json", "invalid_grammar", "unknown_parameter", "unsupported_parameter"),
     *("missing_required_parameter", "model_not_found", "request_not_found", "unknown_url", "method_not_allowed"),
     *("body_too_large", "invalid_api_key", "forbidden", "host_not_allowed", "origin_not_allowed", "unavailable"),
-    *("internal_error", "no_executor", "task_not_served"),
+    *("internal_error", "no_executor", "task_not_served", "store_gone", "insufficient_storage"),
 )
 
 
 # Series that are there before anything happens: Prometheus sees no increase to a first 1.
 GENERATING = ("/v1/chat/completions", "/v1/completions")
-STATUSES = ("200", "400", "401", "404", "422", "429", "499", "500", "503", "504")
+STATUSES = ("200", "400", "401", "404", "422", "429", "499", "500", "503", "504", "507")
 
 
 class FrontendTotals:

@@ -181,6 +181,8 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
     states = PlainCounter(executor.state for executor in report.executors)
     by_state = {state: states[state] for state in ("ready", "finishing", "draining")}
     yield _gauge("baton_executors", "Executors in the fleet.", "state", by_state)
+    with_standby = sum(executor.has_standby for executor in report.executors)
+    yield GaugeMetricFamily("baton_executors_with_standby", "Executors with a standby that waits.", value=with_standby)
     yield from _scale(report)
     yield from _store(report)
     yield _blocks(report)
