@@ -9,18 +9,19 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from common import __version__
 from common.errors import BatonError
 
-if TYPE_CHECKING:  # the command's --help needs no logs
+if TYPE_CHECKING:  # the command's --help needs none of these
+    from importlib import metadata
+
     from common.logging import Logger
 
 DISTRIBUTION = "baton-llm"
@@ -31,6 +32,20 @@ OF_GPUS = {"triton": "gpu"}
 OWN_ENVIRONMENT = "install Baton into an environment of its own (python3 -m venv)"
 
 _ROOT = Path(__file__).parents[1]
+_SUDO_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # secure_path, as distributions have it
+
+
+def this_command(*, by_sudo: bool = False) -> str:
+    """Return what a shell takes for the `baton` that runs: this name, or its path where the name would not find it.
+
+    Args:
+        by_sudo: sudo is to run it, which looks into folders of the system only.
+    """
+    own = Path(sys.argv[0])
+    if own.name != "baton" or not own.exists():  # a module that Python runs
+        return "baton"
+    found = shutil.which("baton", path=_SUDO_PATH if by_sudo else None)
+    return "baton" if found is not None and os.path.samefile(found, own) else shlex.quote(str(own.absolute()))
 
 
 def install_command(extra: str = "") -> str:
@@ -99,6 +114,9 @@ def _pip(action: str) -> str:
 
 def _source() -> tuple[str, str]:
     """Return what Baton was installed from, or can be, and options of pip."""
+    from importlib import metadata  # noqa: PLC0415  (slow to import, as is the next one)
+    from urllib.request import url2pathname  # noqa: PLC0415
+
     if (_ROOT / "pyproject.toml").exists():
         return str(_ROOT), "--editable "
     try:
@@ -114,6 +132,8 @@ def _source() -> tuple[str, str]:
 
 
 def _shared_files() -> Iterator[str]:
+    from importlib import metadata  # noqa: PLC0415
+
     earlier = [each for each in metadata.distributions(name=EARLIER_DISTRIBUTION) if _is_ours_in_files(each)]
     if earlier and any(metadata.distributions(name=DISTRIBUTION)):
         yield (
@@ -129,7 +149,7 @@ def _shared_files() -> Iterator[str]:
             yield f"the distribution {other} owns files of Baton's {' and '.join(names)}; {OWN_ENVIRONMENT}"
 
 
-def _is_ours_in_files(found: metadata.Distribution) -> bool:
+def _is_ours_in_files(found: "metadata.Distribution") -> bool:
     """Return whether a distribution is of Baton, not of the project that has the earlier name today, and owns files: a
     checkout's *.egg-info has no RECORD."""
     is_ours = any(point.value.startswith("scheduler_svc.") for point in found.entry_points)

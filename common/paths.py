@@ -3,6 +3,7 @@
 `Path.exists` and `is_dir` answer False where a folder on the way may not be entered (all errors since Python 3.14).
 """
 
+import contextlib
 import os
 import pwd
 import stat
@@ -27,9 +28,13 @@ def is_folder(path: Path) -> bool:
 
 
 def nearest(path: Path) -> Path:
-    """Return a path, or the first folder above it that is there. Raises OSError as `is_there` does."""
+    """Return a path, or the first folder above it that is there and that this user may look at."""
     path = path.absolute()
-    return next(each for each in (path, *path.parents) if is_there(each))
+    for each in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            if is_there(each):
+                return each
+    return Path("/")
 
 
 def user_name(uid: int) -> str:

@@ -64,7 +64,8 @@ def why_foreign(path: Path, status: os.stat_result) -> str | None:
     """Say so if a path belongs to another user than root and this one: any other owner could change it."""
     if status.st_uid in (0, os.geteuid()):
         return None
-    return f"{path} belongs to user {status.st_uid}, not to root or user {os.geteuid()}, who reads it"
+    readers = f"root or user {user_name(os.geteuid())}" if os.geteuid() else "root"
+    return f"{path} belongs to user {user_name(status.st_uid)}, not to {readers}, who reads it"
 
 
 def why_changeable(

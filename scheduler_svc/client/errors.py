@@ -2,6 +2,8 @@
 
 import click
 
+from common.installation import this_command
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
@@ -51,7 +53,8 @@ class ServiceUnreachable(click.ClickException):
     exit_code = EXIT_UNREACHABLE
 
     def __init__(self, url: str, reason: str) -> None:
-        super().__init__(f"no service answers at {url} ({reason}); start one with `baton up`, or name another by --url")
+        start = f"start one with `{this_command()} up`, or name another by --url"
+        super().__init__(f"no service answers at {url} ({reason}); {start}")
 
 
 class ServiceNotReady(RequestFailed):

@@ -1,8 +1,10 @@
 """`baton keys`: what it makes, what it refuses, and that both services take it."""
 
+import grp
 import json
 import multiprocessing
 import os
+import pwd
 import re
 import stat
 import subprocess
@@ -344,6 +346,47 @@ def test_another_user_is_told_whose_the_folder_is():
         root.chmod(0o755)
         done = by_service(UID, "main(['keys', 'list', *sys.argv[1:]])", "--dir", home / "keys" / "x" / "y")
         assert "there is no folder" in done.stderr, "which is said of what is missing only"
+
+
+@needs_root
+@pytest.mark.parametrize("part", ["api-keys.json", "."])
+@pytest.mark.parametrize("is_service", [False, True])
+def test_what_root_has_put_back_is_given_to_the_user_of_the_folder_by_the_command_that_is_told(part, is_service):
+    """Such as `cp api-keys.json` as root: neither root, who acts as the folder's user, nor that user may read it."""
+    with folder_of_all(0o755) as home:
+        os.chown(home, UID, UID)
+        root = home / "keys"
+        for words in (["init"], ["api", "alice"]):
+            assert CliRunner().invoke(main, ["keys", *words, "--dir", str(root)]).exit_code == 0
+        place = root / "scheduler" / part
+        os.chown(place, 0, 0)
+        place.chmod(0o700 if place.is_dir() else 0o600)
+
+        def run():
+            words = ["api", "carl", "--dir", str(root)]
+            if not is_service:
+                done = CliRunner().invoke(main, ["keys", *words])
+                return done.exit_code, done.stderr
+            done = by_service(UID, "main(['keys', *sys.argv[1:]])", *words)
+            return done.returncode, done.stderr
+
+        exit_code, said = run()
+        assert exit_code == 2
+        owner, group = pwd.getpwuid(UID).pw_name, grp.getgrgid(UID).gr_name
+        whose = f"{place} belongs to user root, and {root} to user {owner}; as root: "
+        assert f"Permission denied; {whose}chown " in said
+        assert "sudo" not in said
+        command = said.strip().rpartition("as root: ")[2].split()
+        assert command[-2:] == [f"{owner}:{group}", str(place)]
+        subprocess.run(command, check=True)
+        assert run()[0] == 0
+
+
+@needs_root
+def test_another_user_is_told_whose_the_folder_is_also_where_it_cannot_be_looked_at():
+    with folder_of_all(0o700) as home:
+        done = by_service(UID, "main(['keys', 'list', '--dir', sys.argv[1]])", home / "keys")
+        assert (done.returncode, f"{home / 'keys'} is for user root: sudo -u root" in done.stderr) == (2, True), done
 
 
 def test_limits_of_a_minute_and_an_end(keys, root):

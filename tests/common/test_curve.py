@@ -8,6 +8,7 @@ import pytest
 import zmq.auth
 
 from common.curve import ClientCurve, KeyFileError, KeyPair, ServerCurve, allowed_files, certificate, load_public
+from common.paths import user_name
 
 STRANGER = 4711  # a user id that is not ours
 
@@ -78,7 +79,7 @@ def test_a_secret_of_some_third_user_is_refused(secret_file, monkeypatch, mode):
     """Its owner can read it, and put another file in its place."""
     secret_file.chmod(mode)
     owned_by(STRANGER, monkeypatch)
-    with pytest.raises(KeyFileError, match=rf"{secret_file} belongs to user {STRANGER}, not to root or user"):
+    with pytest.raises(KeyFileError, match=rf"{secret_file} belongs to user {user_name(STRANGER)}, not to root"):
         KeyPair.load(secret_file)
 
 
@@ -98,7 +99,7 @@ def test_a_public_key_of_some_third_user_is_refused(tmp_path, keys, monkeypatch)
     path = tmp_path / "server.key"
     path.write_text(certificate(keys.public))
     owned_by(STRANGER, monkeypatch)
-    with pytest.raises(KeyFileError, match=f"belongs to user {STRANGER}"):
+    with pytest.raises(KeyFileError, match=f"belongs to user {user_name(STRANGER)}"):
         load_public(path)
 
 
@@ -122,7 +123,7 @@ def test_folders_that_others_can_change_are_refused(tmp_path, keys, secret_file,
 
 def test_a_folder_of_some_third_user_is_refused(tmp_path, secret_file, monkeypatch):
     owned_by(STRANGER, monkeypatch, tmp_path)
-    with pytest.raises(KeyFileError, match=f"{tmp_path} belongs to user {STRANGER}"):
+    with pytest.raises(KeyFileError, match=f"{tmp_path} belongs to user {user_name(STRANGER)}"):
         ServerCurve.load(tmp_path)
 
 

@@ -197,6 +197,28 @@ def installed_by(line):
 
 
 @pytest.mark.parametrize(
+    ("name", "is_on_path", "told"),
+    [
+        ("baton", True, ["baton", "{path}"]),
+        ("baton", False, ["{path}", "{path}"]),
+        ("another baton", False, ["baton", "baton"]),
+    ],
+)
+def test_a_command_is_named_as_a_shell_and_sudo_take_it(tmp_path, name, is_on_path, told):
+    """Sudo looks into none of the folders on the PATH of an environment."""
+    folder = tmp_path / "my bin"
+    folder.mkdir()
+    script = folder / name
+    names = "this_command(), this_command(by_sudo=True)"
+    script.write_text(f"#!{sys.executable}\nfrom common.installation import this_command\nprint({names}, sep='\\n')\n")
+    script.chmod(0o755)
+    path = os.environ["PATH"] + f":{folder}" * is_on_path
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [each.format(path=f"'{script}'") for each in told], done.stderr
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "pip install 'baton[executor]'",

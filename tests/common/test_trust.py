@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from common import trust
+from common.paths import user_name
 from common.trust import first_of_ours, why_changeable, why_untrusted
 from tests.support.other_user import UID, as_other_user, folder_of_all, needs_root
 
@@ -29,7 +30,7 @@ def test_what_another_user_has_made_is_refused_wherever_it_is_on_the_way(shared,
     planted = shared / "planted"
     as_other_user(f"path = sys.argv[1]; {made}", planted)
     told = why_untrusted(planted / below)
-    assert told == f"{planted} belongs to user {UID}, not to root or user 0, who reads it"
+    assert told == f"{planted} belongs to user {user_name(UID)}, not to root, who reads it"
 
 
 @needs_root

@@ -360,7 +360,7 @@ def test_a_file_of_some_third_user_is_refused(file, monkeypatch):
     """Its owner could add a key, whatever the mode is."""
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([0o100600, 1, 1, 1, 4712, 0, 1, 0, 0, 0]))
-    with pytest.raises(ApiKeysError, match=f"{file} belongs to user 4712, not to root or user 4711"):
+    with pytest.raises(ApiKeysError, match=f"{file} belongs to user #4712, not to root or user #4711"):
         ApiKeys(path=file)
     monkeypatch.setattr(os, "geteuid", lambda: 4712)
     assert ApiKeys(path=file).client_of(ALICE) is not None

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from common.paths import user_name
 from common.trust import WAIVED
 from scheduler_svc.server.journal import Journal, JournalError
 from scheduler_svc.server.store_folder import StoreFolder
 from scheduler_svc.store.errors import StoreError
 from tests.support.other_user import UID, as_other_user, folder_of_all, needs_root
 
+NAME = user_name(UID)
 pytestmark = needs_root
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "scheduler_svc", "--port", "0", "--executor-endpoint", "tcp://127.0.0.1:0"]
@@ -38,7 +40,7 @@ def open_store(folder: Path) -> None:
 def test_each_file_of_a_store_has_to_be_ours(shared, name):
     """In a folder in which all may make files, as if it were named by mistake."""
     as_other_user("open(sys.argv[1], 'x'); os.chmod(sys.argv[1], 0o666)", shared / name)
-    with pytest.raises(StoreError, match=f"{shared / name} belongs to user {UID}.*--store"):
+    with pytest.raises(StoreError, match=f"{shared / name} belongs to user {NAME}, .*--store"):
         open_store(shared)
     assert [path.name for path in shared.iterdir()] == [name], "nothing was made there"
 
@@ -47,7 +49,7 @@ def test_each_file_of_a_store_has_to_be_ours(shared, name):
 def test_each_file_of_a_journal_has_to_be_ours(shared, suffix):
     path = shared / "journal"
     as_other_user("open(sys.argv[1], 'x'); os.chmod(sys.argv[1], 0o666)", f"{path}{suffix}")
-    with pytest.raises(JournalError, match=f"{path}{suffix} belongs to user {UID}.*--journal"):
+    with pytest.raises(JournalError, match=f"{path}{suffix} belongs to user {NAME}, .*--journal"):
         open_journal(path)
     assert [found.name for found in shared.iterdir()] == [f"journal{suffix}"]
 
@@ -65,7 +67,7 @@ def test_so_does_all_that_leads_there(shared, open_it, refusal, what):
         case _:
             place.mkdir(mode=0o700)
             shared.chmod(0o777)
-    with pytest.raises(refusal, match=f"{shared}(/place)? (belongs to user {UID}|can be changed by others)"):
+    with pytest.raises(refusal, match=f"{shared}(/place)? (belongs to user {NAME}, |can be changed by others)"):
         open_it(place / "it")
     assert not (place / "it").exists()
 
@@ -117,7 +119,7 @@ def test_the_service_says_so_and_does_not_start(shared, tmp_path, option):
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     kind = option.removeprefix("--")
-    why = f"{planted} belongs to user {UID}, not to root or user 0, who reads it"
+    why = f"{planted} belongs to user {NAME}, not to root, who reads it"
     what = {"journal": "file", "store": "folder"}[kind]
     assert (
         done.stderr

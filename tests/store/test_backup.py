@@ -3,12 +3,16 @@
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from common.paths import user_name
 from scheduler_svc.client.cli import main
 from scheduler_svc.server.store_folder import StoreFolder
 from scheduler_svc.store import backup, batch_results, batches, files, responses
@@ -19,6 +23,9 @@ from scheduler_svc.store.errors import StoreBusy, StoreDamaged, StoreError
 from scheduler_svc.store.open_store import OpenStore
 from scheduler_svc.store.schema import STEPS
 from tests.store import rows
+from tests.support.other_user import UID, command_as, folder_of_all, needs_root
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -48,6 +55,31 @@ def content(folder):
 
 def run(*arguments):
     return CliRunner().invoke(main, ["store", *map(str, arguments)])
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["backup", "restore"])
+@pytest.mark.parametrize("is_root", [True, False])
+def test_the_folder_of_another_user_is_worked_on_as_that_user(command, is_root):
+    """Which is said first, with the user's name."""
+    with folder_of_all(0o755) as home:
+        folder, copy = home / "store", home / "copy.db"
+        connect(folder).close()
+        connect(home / "one").close()
+        back_up(home / "one", copy)
+        copy.chmod(0o644)
+        owner = UID if is_root else 0
+        os.chown(folder, owner, owner)
+        words = ["store", command, str(home / "out.db" if command == "backup" else copy), "--store", str(folder)]
+        code = f"sys.path.insert(0, {str(ROOT)!r}); from scheduler_svc.client.cli import main; main(sys.argv[1:])"
+        before = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import scheduler_svc.client.commands.store"
+        before += ", scheduler_svc.store.backup, common.trust"
+        line = [sys.executable, "-c", f"import sys; {code}", *words]
+        line = line if is_root else command_as(UID, code, *words, before=before)
+        done = subprocess.run(line, cwd="/", capture_output=True, text=True, check=False)
+        name = user_name(owner)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith(f"Error: run it as user {name}: sudo -u {name} baton store ...; "), done.stderr
 
 
 def test_it_goes_there_and_back_while_the_service_runs(filled, tmp_path):

@@ -1,8 +1,6 @@
 """`baton demo`: executors go away in the middle of an answer, and the answer goes on."""
 
 import importlib.util
-import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from common.installation import this_command
 from scheduler_svc.client.commands.executor_options import num_cpus
 from scheduler_svc.client.errors import EXIT_CODES_HELP, EXIT_FAILED
 from scheduler_svc.client.http.connect import connect
@@ -91,7 +90,7 @@ def _show(fleet: LocalFleet, max_tokens: int) -> bool:
             undisturbed = question.answer("reference 1")
             is_same = _compare(KillAct(stage, question, "live 1", max_tokens // 3, successor=1).play(), undisturbed)
         is_same &= _show_openai(stage, model, 1 + fleet.spec.standbys)
-    baton = _command()
+    baton = this_command()
     rows = (
         (f"{baton} up --standby", "keep it running"),
         ("http://127.0.0.1:8000", "talk with it, and see its memory, in a browser"),
@@ -101,13 +100,6 @@ def _show(fleet: LocalFleet, max_tokens: int) -> bool:
     width = max(len(what) for what, _ in rows)
     click.echo("\nNext:\n" + "\n".join(f"  {what:{width}}    {why}" for what, why in rows))
     return is_same
-
-
-def _command() -> str:
-    """What a shell in this folder takes for this command: it is not on the PATH of who has just run `make demo`."""
-    own = Path(sys.argv[0])
-    found = shutil.which("baton")
-    return "baton" if found is not None and own.exists() and os.path.samefile(found, own) else str(own)
 
 
 def _show_openai(stage: "Stage", model: str, successor: int) -> bool:

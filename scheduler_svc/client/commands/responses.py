@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from common.installation import this_command
 from scheduler_svc.client.errors import EXIT_CODES_HELP
 from scheduler_svc.client.http.connect import connect
 from scheduler_svc.client.options import (
@@ -140,7 +141,9 @@ def get(*, response_id: str, shows_thought: bool, as_json: bool, service: Servic
         click.echo(written_as_json(response))
         return
     if is_open(response):
-        raise RequestFailed(f"it is {response['status']}; `baton responses follow {response_id}` shows it as it comes")
+        raise RequestFailed(
+            f"it is {response['status']}; `{this_command()} responses follow {response_id}` shows it as it comes"
+        )
     show_response(response, shows_thought=shows_thought)
     settle(response)
 

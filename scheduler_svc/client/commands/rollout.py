@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from common.installation import this_command
 from scheduler_svc.client.errors import (
     EXIT_CODES_HELP,
     EXIT_INTERRUPTED,
@@ -124,9 +125,9 @@ def _check_targets(rollout: "Rollout", names: tuple[str, ...]) -> None:
     """Raise RequestFailed if there is no such executor to replace."""
     targets = [process.name for process in rollout.queue]
     if missing := [name for name in names if name not in targets]:
-        raise RequestFailed(f"no executor {', '.join(missing)} is ready; see `baton status`")
+        raise RequestFailed(f"no executor {', '.join(missing)} is ready; see `{this_command()} status`")
     if not targets:
-        raise RequestFailed("there is no executor that is ready; see `baton status`")
+        raise RequestFailed(f"there is no executor that is ready; see `{this_command()} status`")
     say(f"replacing {rollout.targets}")
 
 

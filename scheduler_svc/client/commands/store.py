@@ -1,5 +1,6 @@
 """`baton store`: copies of what the service keeps, from its files and without it."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--store` and `--port`."""
-    folder = click.option("--store", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
-                          help="The service's store.  [default: journal-PORT.store in "
+    folder = click.option("--store", "folder", type=click.Path(file_okay=False, readable=False, path_type=Path),
+                          metavar="FOLDER", help="The service's store.  [default: journal-PORT.store in "
                           "$XDG_STATE_HOME/baton]")  # fmt: skip
     port = click.option("--port", type=click.IntRange(1, 65535), help="Of the service, if it has neither --store nor "
                         "--journal.  [default: 8000]")  # fmt: skip
@@ -49,7 +50,7 @@ def backup(*, file: Path, folder: Path | None, port: int | None) -> None:
     from scheduler_svc.store.backup import back_up  # noqa: PLC0415  (--help needs no sqlite3)
 
     folder = folder or _default_folder(port)
-    say(f"{file} has the store in {folder}: {_told(lambda: back_up(folder, file))}")
+    say(f"{file} has the store in {folder}: {_told(folder, lambda: back_up(folder, file))}")
 
 
 @command.command(epilog=EXIT_CODES_HELP)
@@ -64,7 +65,7 @@ def restore(*, file: Path, folder: Path | None, port: int | None) -> None:
     from scheduler_svc.store.backup import restore as restored  # noqa: PLC0415  (--help needs no sqlite3)
 
     folder = folder or _default_folder(port)
-    say(f"{folder} has the store in {file}: {_told(lambda: restored(file, folder))}; start the service")
+    say(f"{folder} has the store in {file}: {_told(folder, lambda: restored(file, folder))}; start the service")
 
 
 def _default_folder(port: int | None) -> Path:
@@ -81,13 +82,28 @@ def _default_folder(port: int | None) -> Path:
     return folder / name.format(port or 8000)
 
 
-def _told(work: Callable[[], dict[str, int]]) -> str:
-    """Do the work, and return what it copied, for people."""
+def _told(folder: Path, work: Callable[[], dict[str, int]]) -> str:
+    """Do the work on the store in a folder, and return what it copied, for people."""
     from scheduler_svc.store.errors import StoreError  # noqa: PLC0415  (not for --help)
 
     try:
         counts = work()
     except StoreError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(f"{_other_user(folder, error)}{error}") from error
     num_bytes = counts.pop("bytes")
     return ", ".join([f"{num_bytes / 1e6:.1f} MB", *(f"{name}: {count}" for name, count in counts.items())])
+
+
+def _other_user(folder: Path, error: Exception) -> str:
+    """Say as which user the command works where it has failed because the folder is another user's; empty else."""
+    from common.installation import this_command  # noqa: PLC0415  (not for --help)
+    from common.paths import nearest, user_name  # noqa: PLC0415
+    from common.trust import is_waived  # noqa: PLC0415
+
+    place = nearest(folder)
+    uid = place.stat().st_uid
+    is_free = is_waived() if os.geteuid() == 0 else os.access(place, os.R_OK | os.W_OK | os.X_OK)
+    if is_free or uid == os.geteuid() or isinstance(error.__cause__, FileNotFoundError):
+        return ""
+    name = user_name(uid)
+    return f"run it as user {name}: sudo -u {name} {this_command(by_sudo=True)} store ...; "

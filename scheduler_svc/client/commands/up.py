@@ -15,6 +15,7 @@ from types import FrameType
 import click
 
 from common.exit_codes import EXIT_USAGE, exit_code_of
+from common.installation import this_command
 from common.keeper_socket import default_socket
 from common.model_files import model_name
 from common.paths import ExistingPath
@@ -228,7 +229,7 @@ Baton is ready at {spec.url}
   executors  {executors or "none yet"}
 
 {page}
-  {key}baton generate "ROMEO:" --max-tokens 64{options}
+  {key}{this_command()} generate "ROMEO:" --max-tokens 64{options}
   curl {spec.url}/v1/completions {headers} -d '{body}'
 """
 

@@ -7,6 +7,7 @@ import click
 
 from common import messages as m
 from common.errors import KeeperError
+from common.installation import this_command
 from common.keeper_socket import NAME
 from common.paths import user_name
 from scheduler_svc.client.errors import EXIT_UNREACHABLE, RequestFailed
@@ -40,7 +41,10 @@ def advice(socket_path: Path) -> str:
     usual += sorted(folder / NAME for folder in Path("/tmp").glob("baton-[0-9]*"))  # noqa: S108  (only looked at)
     for path in (socket_path, *usual):
         if user := owner_elsewhere(path):
-            return f"ask the one of user {user} as that user: sudo -u {user} baton keeper status --socket {path}"
+            return (
+                f"ask the one of user {user} as that user: "
+                f"sudo -u {user} {this_command(by_sudo=True)} keeper status --socket {path}"
+            )
     return "start one with `baton-keeper`, or name another by --socket"
 
 

@@ -10,6 +10,7 @@ group and mode, and root makes new ones as the user whose folder it is.
 
 import contextlib
 import fcntl
+import grp
 import os
 import pwd
 import shutil
@@ -26,6 +27,7 @@ import msgspec
 from common import curve
 from common.curve import KeyPair
 from common.errors import BatonError
+from common.installation import this_command
 from common.paths import is_there, nearest, user_name, why_not
 from scheduler_svc.api_key_file import (
     ApiKey,
@@ -254,7 +256,7 @@ def as_owner_of(root: Path) -> Iterator[None]:
     root elsewhere, and what is made there is the owner's to read.
 
     Raises:
-        KeyRingError: this user may not; the message says which one may.
+        KeyRingError: this user may not; the message says which one may, or what has to be given to the owner.
         OSError: anything else about a file, with its path.
     """
     owner = nearest(root).stat()
@@ -264,11 +266,41 @@ def as_owner_of(root: Path) -> Iterator[None]:
             yield
     except (PermissionError, BatonError) as error:
         reason = error if isinstance(error, PermissionError) else error.__cause__
-        if owner.st_uid == os.geteuid() or not isinstance(reason, PermissionError):
+        if not isinstance(reason, PermissionError):
+            raise
+        words = why_not(error) if error is reason else str(error)
+        if remedy := _of_another(root, reason.filename, owner):
+            raise KeyRingError(f"{words}; {remedy}") from error
+        if owner.st_uid == os.geteuid():
             raise
         name = user_name(owner.st_uid)
-        words = why_not(error) if error is reason else str(error)
-        raise KeyRingError(f"{words}; {root} is for user {name}: sudo -u {name} baton keys ...") from error
+        command = f"sudo -u {name} {this_command(by_sudo=True)} keys ..."
+        raise KeyRingError(f"{words}; {root} is for user {name}: {command}") from error
+
+
+def _of_another(root: Path, path: Any, owner: os.stat_result) -> str:
+    """Name what on the way from the folder of keys to a path in it belongs to another user than the folder does, with
+    the command that gives it to this one; empty if nothing does."""
+    if not isinstance(path, str) or not Path(path).is_relative_to(root):
+        return ""
+    for step in (*reversed(Path(path).relative_to(root).parents), Path(path).relative_to(root)):
+        place = root / step
+        try:
+            status = place.stat()
+        except OSError:
+            return ""
+        if status.st_uid != owner.st_uid:
+            name, whose = user_name(status.st_uid), user_name(owner.st_uid)
+            command = f"chown {'-R ' * place.is_dir()}{whose.removeprefix('#')}:{_group_name(owner.st_gid)} {place}"
+            return f"{place} belongs to user {name}, and {root} to user {whose}; as root: {command}"
+    return ""
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
 
 
 @contextlib.contextmanager
@@ -341,7 +373,7 @@ def _make_like(descriptor: int, path: Path) -> None:
             os.fchown(descriptor, old.st_uid, old.st_gid)
         os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & 0o777)
     except PermissionError as error:
-        holders = f"user {user_name(old.st_uid)} and group {old.st_gid}"
+        holders = f"user {user_name(old.st_uid)} and group {_group_name(old.st_gid)}"
         raise KeyRingError(f"{path} belongs to {holders}, which only root can keep: run this as root") from error
     finally:
         os.seteuid(acting)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from common.curve import KeyPair
+from common.installation import this_command
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file, new_key, read_key_file
 from scheduler_svc.client.errors import FleetMisconfigured
 from scheduler_svc.client.ray.operator import Operator, fleet_option, say
@@ -58,6 +59,7 @@ def announce(operator: Operator, spec: RayFleetSpec, timeout_s: float) -> None:
     is_local = spec.host in ("127.0.0.1", "::1", "localhost")
     keys = "clients need one (--api-keys)" if spec.api_keys else "clients need none" + ("" if is_local else _OPEN)
     key = "BATON_API_KEY=KEY " if spec.api_keys else ""  # not an option, which other users see
+    baton = this_command()
     click.echo(f"""
 Baton is ready at {view.url}
   executors  {len(view.seen.ready or ())} on {", ".join(addresses)}
@@ -65,7 +67,7 @@ Baton is ready at {view.url}
   API keys   {keys}
 
 Try:
-  {key}baton generate "ROMEO:" --max-tokens 64 --url {view.url}
-  {key}baton status --url {view.url}
-  baton ray status{fleet_option(spec.name)}
+  {key}{baton} generate "ROMEO:" --max-tokens 64 --url {view.url}
+  {key}{baton} status --url {view.url}
+  {baton} ray status{fleet_option(spec.name)}
 """)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from common.installation import this_command
 from scheduler_svc.client.errors import ConnectionBroke, RequestFailed, ServiceSilent
 from scheduler_svc.client.http.response_reading import PATH, ResponseReading, response_path
 from scheduler_svc.client.http.resume import is_outage
@@ -110,7 +111,7 @@ def _show(api: "Api", reading: ResponseReading, form: Form, *, tells_id: bool = 
         view.stop()
         if reading.goes_on and _is_elsewhere(error):
             rest = f"{reading.response_id} --after {shown}" if form.kind != "json" else reading.response_id
-            notice(f"{reading.response_id} goes on; `baton responses follow {rest}` shows the rest")
+            notice(f"{reading.response_id} goes on; `{this_command()} responses follow {rest}` shows the rest")
         raise
     response = reading.last or {}
     if form.kind == "text":

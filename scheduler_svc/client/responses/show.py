@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from common.installation import this_command
 from scheduler_svc.client.chat.view import AnswerView
 from scheduler_svc.client.errors import RequestFailed
 from scheduler_svc.client.http.growing_message import Call
@@ -111,7 +112,9 @@ def settle(response: Json) -> None:
     if response.get("store"):
         calls = [call for item in response.get("output") or () if (call := _call(item))]
         outputs = "".join(f" --tool-output {call.id}=RESULT" for call in calls)
-        say(f"baton: `baton responses create --previous {response['id']}{outputs}` goes on from it", dim=True)
+        say(
+            f"baton: `{this_command()} responses create --previous {response['id']}{outputs}` goes on from it", dim=True
+        )
 
 
 def _chunk(event: Json, delta: Json) -> Json:

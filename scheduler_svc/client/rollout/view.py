@@ -5,6 +5,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from common.installation import this_command
 from scheduler_svc.client.rollout.plan import Rollout, TurnState
 
 _WIDTH_WITHOUT_TERMINAL = 200  # wide enough that no line is folded in a log
@@ -40,7 +41,7 @@ def stop_report(rollout: Rollout) -> str:
     left = [process.name for process in (untouched if rollout.turn_state is TurnState.SUCCESSION else rollout.queue)]
     if rollout.misfit is not None and not current.is_present:
         left = [rollout.misfit.name, *(process.name for process in untouched)]
-    again = f", then go on with: baton rollout {' '.join(left)}" if left else ""
+    again = f", then go on with: {this_command()} rollout {' '.join(left)}" if left else ""
     return "\n".join(
         [
             rollout.stopped,
