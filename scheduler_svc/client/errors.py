@@ -11,7 +11,7 @@ EXIT_INTERRUPTED = 130
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 done; 1 the request, or some lines of a batch, failed; 2 wrong usage or configuration; "
-    "3 the service cannot be reached or is not ready; 130 interrupted."
+    "3 the service cannot be reached, is not ready, or cannot start now (a port is in use); 130 interrupted."
 )
 
 

@@ -206,6 +206,24 @@ def test_a_taken_port_is_one_clear_line():
     assert result.stderr.count("\n") == 1
 
 
+def test_all_ports_that_are_taken_are_told_at_once_with_free_ones():
+    """The line that is told to type works."""
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        port, executor_port = (taken.getsockname()[1] for taken in (first, second))
+        result = CliRunner().invoke(main, ["up", "--port", port, "--executor-port", executor_port])
+        words = result.stderr.rpartition("name free ones: ")[2].split()
+        free = [int(word) for word in words[1::2]]
+        for each in free:
+            socket.create_server(("127.0.0.1", each)).close()
+    assert result.exit_code == 3
+    assert result.stderr.startswith(
+        f"Error: cannot listen on 127.0.0.1 port {port} (Address already in use) and "
+        f"127.0.0.1 port {executor_port} (Address already in use); name free ones: --port "
+    )
+    assert words[::2] == ["--port", "--executor-port"]
+    assert len({*free, port, executor_port}) == 4
+
+
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
 def test_announces_itself_and_stops_in_order(start_up, number):

@@ -1,13 +1,14 @@
 """`baton up`: both services on this machine, kept up until Ctrl-C."""
 
 import contextlib
+import errno
 import os
 import re
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -33,6 +34,7 @@ from scheduler_svc.frontend_options import FrontendOptions, frontend_options
 from scheduler_svc.store_options import StoreOptions, store_options
 
 _POLL_INTERVAL_S = 0.2
+_NEAR_PORTS = 100
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,7 @@ def command(
         scheduler_options=(*frontend.arguments(), *kept, *logs),
         executor_options=(*executors.all_arguments(), *logs),
     )
-    _require_free(host, port, "--port")
-    _require_free("127.0.0.1", executor_port, "--executor-port")
+    _require_free({"--port": (host, port), "--executor-port": ("127.0.0.1", executor_port)})
     if log_dir is not None:
         open_log(log_dir / f"{SCHEDULER}.log").close()  # or say at once why that cannot be
     welcome = Welcome(
@@ -258,14 +259,44 @@ def _plain_keys(path: Path | None, *, with_own: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
-def _require_free(host: str, port: int, option: str) -> None:
-    """Fail now, with one line, instead of later in the middle of a service's start."""
+def _require_free(places: Mapping[str, tuple[str, int]]) -> None:
+    """Fail now, with one line about all ports, instead of later in the middle of a service's start.
+
+    Args:
+        places: host and port, by the option that names the port.
+    """
+    faults = {option: error for option, place in places.items() if (error := _why_not_free(*place)) is not None}
+    if not faults:
+        return
+    found = [f"{places[option][0]} port {places[option][1]} ({_words(error)})" for option, error in faults.items()]
+    advice = f"see {' and '.join(faults)}"
+    if all(error.errno == errno.EADDRINUSE for error in faults.values()):
+        used = {port for _, port in places.values()}
+        free = {option: _next_free(*places[option], used) for option in faults}
+        advice = "name free ones: " + " ".join(f"{option} {port or 'PORT'}" for option, port in free.items())
+    is_settled = any(exit_code_of(error) == EXIT_USAGE for error in faults.values())
+    raise (FleetMisconfigured if is_settled else FleetError)(f"cannot listen on {' and '.join(found)}; {advice}")
+
+
+def _why_not_free(host: str, port: int) -> OSError | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        kind = FleetMisconfigured if exit_code_of(error) == EXIT_USAGE else FleetError
-        raise kind(f"cannot listen on {host} port {port} ({error.strerror}); see {option}") from error
+        return error
+    return None
+
+
+def _next_free(host: str, port: int, used: Collection[int]) -> int | None:
+    """Return a port above this one that is free now; None if there is none near."""
+    near = range(port + 1, min(port + _NEAR_PORTS, 2**16))
+    return next((each for each in near if each not in used and _why_not_free(host, each) is None), None)
+
+
+def _words(error: OSError) -> str:
+    """Say what the system says: Python's text names the address again."""
+    is_name = isinstance(error, socket.gaierror)
+    return str(error.strerror) if is_name or error.errno is None else os.strerror(error.errno)
 
 
 def _say(line: str) -> None:
