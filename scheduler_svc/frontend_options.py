@@ -150,7 +150,7 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   "units and manifests do.")  # fmt: skip
     @click.option("--max-connections", type=click.IntRange(1), default=default.max_connections, show_default=True,
                   help="Of one frontend; one API key may have eight ninths of them.")  # fmt: skip
-    @click.option("--held-mb", type=click.IntRange(1), default=default.held_mb, show_default=True, metavar="MB",
+    @click.option("--held-mb", type=click.IntRange(1), default=default.held_mb, show_default=True, metavar="MiB",
                   help="Bytes of requests and answers that one frontend holds at once; one API key may have half of "
                   "them.")  # fmt: skip
     @click.option("--max-readers", type=click.IntRange(1), default=default.max_readers, show_default=True,

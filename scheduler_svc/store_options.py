@@ -53,7 +53,7 @@ def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="Keep responses, files and batches in this folder.  [default: beside the journal]")  # fmt: skip
     @click.option("--store-retention", "retention_days", type=click.FloatRange(0.0, min_open=True), metavar="DAYS",
                   default=RETENTION_DAYS, show_default=True, help="Forget what is stored after so long.")  # fmt: skip
-    @click.option("--store-limit", "limit_mb", type=click.IntRange(0), metavar="MB", default=LIMIT_MB,
+    @click.option("--store-limit", "limit_mb", type=click.IntRange(0), metavar="MiB", default=LIMIT_MB,
                   show_default=True, help="What each API key may have in the store; 0 for no limit.")  # fmt: skip
     @click.option("--store-durable", "durable", is_flag=True, help="Wait for the disk at each write to the store: "
                   "survives a power cut as well.")  # fmt: skip

@@ -70,9 +70,10 @@ class ChildProcess:
         """
         if self._process is not None and (code := self._process.poll()) is not None:
             self.num_failures += 1
-            log.error(self._events.died, pid=self._process.pid, exit_code=code, restart_in_s=RESTART_DELAY_S)
-            self._process, self._start_at = None, now + RESTART_DELAY_S
             self.refusal = code if code in (EXIT_USAGE, EXIT_REJECTED) else None
+            plan = {"restart_in_s": RESTART_DELAY_S} if self.refusal is None else {}  # else the service may end
+            log.error(self._events.died, pid=self._process.pid, exit_code=code, **plan)
+            self._process, self._start_at = None, now + RESTART_DELAY_S
         elif self._process is not None and self._process.pid in serving:
             self.refusal = None
         if self._process is None and now >= self._start_at:
