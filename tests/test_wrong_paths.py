@@ -81,6 +81,7 @@ IS_FINE = {
     ("embed --output", "garbage"),  # it is replaced
     ("embed --file", "a device"),  # an empty file has no text
     ("executor --health-file", "garbage"),  # likewise
+    ("executor --health-file", "on a full disk"),  # it goes on, and its log says so
     ("keeper --socket", "on a full disk"),  # a socket takes no room
     ("up --log-dir", "on a full disk"),  # lines are lost; that stops nothing
 }
