@@ -97,6 +97,17 @@ def test_an_executor_that_the_system_kills_is_said_to_take_too_much_memory(tmp_p
     assert "executor-0 was killed by signal 9 (Killed); so the system ends what takes too much memory" in str(error)
 
 
+def test_a_keeper_that_comes_first_is_used(tmp_path):
+    """Two `baton up` at once: each has seen no keeper, and starts one."""
+    tmp_path.chmod(0o700)
+    first, lines = KeeperProcess(tmp_path), []
+    with LocalFleet(replace(fake_spec(executors=0), keeper=first.path), tmp_path) as fleet:
+        supervisor = Supervisor(fleet, lines.append)
+        eventually(lambda: supervisor.poll() and KEEPER not in fleet.pids)
+        assert lines == [f"another keeper has come first at {first.path}, and is used"]
+    first.kill()
+
+
 def test_a_keeper_of_another_fleet_is_taken_over_when_it_ends(tmp_path, monkeypatch):
     """The second `baton up` uses the first one's; without it, what its executors hold would end with them."""
     monkeypatch.setattr(supervisor_module, "_KEEPER_AWAY_S", 0.1)

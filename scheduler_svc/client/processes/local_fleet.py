@@ -288,7 +288,8 @@ class LocalFleet:
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while not keeper_listens(socket_path):
             for end in self.poll():
-                raise self.failure(end)
+                if not end.wants_another_start:  # else another one has come first, and is about to listen
+                    raise self.failure(end)
             if time.monotonic() > deadline:
                 raise FleetError(f"the keeper did not listen at {socket_path} within {STOP_TIMEOUT_S:.0f} s")
             time.sleep(_POLL_INTERVAL_S)

@@ -93,6 +93,9 @@ class Supervisor:
             self._say(f"the keeper at {path}, which was not this fleet's, has ended; {KEEPER} has pid {pid}")
 
     def _schedule(self, end: ChildEnd) -> None:
+        if end.name == KEEPER and end.wants_another_start and self._fleet.keeper_listens():
+            self._say(f"another keeper has come first at {self._fleet.spec.keeper}, and is used")
+            return
         delay_s = self._policy.delay_s(end)
         deaths = self._policy.crashes(end.name)
         # The user who waits knows sooner than a third start what holds the port or the journal.
