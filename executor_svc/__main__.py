@@ -36,6 +36,8 @@ One executor on four GPUs of this machine:
 SIGTERM hands the sequences over to other executors and exits with code 0; a second one exits at once.
 """
 
+_MAX_PLACE_CHARS = 128  # of the address of a scheduler, whose end tells files apart
+
 
 def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     if not value.startswith(FILE_PREFIX) and (fault := why_no_endpoint(value)) is not None:
@@ -53,9 +55,6 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
 
 def _check_node(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     return _check_name(_context, _parameter, value) or "" if value else ""
-
-
-_MAX_PLACE_CHARS = 128  # of the address of a scheduler, whose end tells files apart
 
 
 def _check_place(_context: click.Context, _parameter: click.Parameter, value: str) -> str:

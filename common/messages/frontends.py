@@ -47,7 +47,7 @@ class Charge(Message, frozen=True):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the API key has limits of a minute, and the core answers with RateLimits."""
+        """Whether the API key has limits of a minute. The core then answers with RateLimits."""
         return bool(self.requests_per_minute or self.tokens_per_minute)
 
 

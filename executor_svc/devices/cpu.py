@@ -12,7 +12,7 @@ from executor_svc.devices.cpu_kernels import CppBackend, CppKernels, CppPacking
 from executor_svc.devices.cpu_share import own_cpus, own_num_threads
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.devices.memfd_weights import MemfdWeights
-from executor_svc.devices.platform import PlatformDefaults
+from executor_svc.devices.platform import PlatformDefaults, pool_too_large
 from executor_svc.devices.pool_size import available_memory
 from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
 from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
@@ -95,11 +95,7 @@ class CpuPlatform:
                 return CppBackend(kernels, geometry, limits, memory)
             return TorchBackend(geometry, limits, self.device, memory)
         except RuntimeError as error:  # torch's error for out of memory on a CPU
-            gib, free = limits.num_blocks * geometry.block_bytes / 2**30, self.memory_left() / 2**30
-            raise BatonError(
-                f"the KV pool of {gib:.2f} GiB cannot be allocated, {free:.2f} GiB are free: give a smaller "
-                "--kv-cache-memory, or a smaller --num-blocks"
-            ) from error
+            raise pool_too_large(limits.num_blocks * geometry.block_bytes, self.memory_left()) from error
 
     def default_pool_bytes(self, useful_bytes: int, run_largest_step: Callable[[], None]) -> int:
         """See `Platform.default_pool_bytes`: a quarter of what is available, without a trial run."""

@@ -15,7 +15,7 @@ from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaMemory
 from executor_svc.devices.cuda_weights import CudaWeights
 from executor_svc.devices.gpu_attention import make_backend
-from executor_svc.devices.platform import PlatformDefaults
+from executor_svc.devices.platform import PlatformDefaults, pool_too_large
 from executor_svc.devices.torch_kernels import PlainProjections
 from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
 from executor_svc.model.config import Qwen3Config
@@ -167,11 +167,7 @@ class GpuPlatform:
         except (ImportError, ValueError) as error:
             raise BatonError(f"attention by {self._attention.name} cannot serve this model: {error}") from error
         except torch.OutOfMemoryError as error:
-            gib, free = limits.num_blocks * geometry.block_bytes / 2**30, self.memory_left() / 2**30
-            raise BatonError(
-                f"the KV pool of {gib:.2f} GiB cannot be allocated, {free:.2f} GiB are free: give a smaller "
-                "--kv-cache-memory, or a smaller --num-blocks"
-            ) from error
+            raise pool_too_large(limits.num_blocks * geometry.block_bytes, self.memory_left()) from error
 
     def default_pool_bytes(self, useful_bytes: int, run_largest_step: Callable[[], None]) -> int:
         """See `Platform.default_pool_bytes`: what this executor's share of the GPU leaves. The prefix cache uses any.

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from common.errors import BatonError
 from common.plan import ExecutorLimits
 from executor_svc.devices.tensor_memory import TensorMemory
 from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
@@ -26,6 +27,14 @@ class PlatformDefaults:
 
     max_num_seqs: int
     max_batch_tokens: int
+
+
+def pool_too_large(num_bytes: int, num_free: int) -> BatonError:
+    """Return the error of a KV pool of so many bytes, of which so many were free."""
+    return BatonError(
+        f"the KV pool of {num_bytes / 2**30:.2f} GiB cannot be allocated, {num_free / 2**30:.2f} GiB are free: "
+        "give a smaller --kv-cache-memory, or a smaller --num-blocks"
+    )
 
 
 class Platform(Protocol):

@@ -25,7 +25,7 @@ class Question:
 
     @property
     def needs_whole_answer(self) -> bool:
-        """Whether it cannot be answered by a stream, as no stream tells of a prompt's tokens."""
+        """Whether the answer has to come whole: a stream has no log-probabilities of the prompt."""
         return self.prompt_logprobs is not None
 
     @property

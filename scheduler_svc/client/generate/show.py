@@ -79,7 +79,7 @@ def _prompt_logprobs(answer: Json) -> list[Json | None]:
 
 
 def _delta(chunk: Json) -> Json:
-    """What a piece of a choice adds to the answer; a whole message as a stream would bring it in one piece."""
+    """Return what a piece of a choice adds to the answer. A whole message becomes one piece of a stream."""
     if "text" in chunk:
         return {"content": chunk["text"]}
     delta: Json | None = chunk.get("delta")

@@ -47,7 +47,7 @@ def token_rows(logprobs: Json | None) -> Iterator[TokenRow]:
 
 
 def prompt_rows(listed: list[Json | None], num_likeliest: int) -> Iterator[TokenRow]:
-    """The rows of `prompt_logprobs`, but for the first token, of which nothing is told."""
+    """Yield the rows of `prompt_logprobs`. The first token has none."""
     for entries in listed:
         if entries:
             own, *_ = told = list(entries.values())

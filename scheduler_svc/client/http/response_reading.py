@@ -10,10 +10,10 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from scheduler_svc.client.errors import RequestFailed, ServiceUnreachable
+from scheduler_svc.client.errors import RequestFailed
 from scheduler_svc.client.http.event_source import HttpRequest
 from scheduler_svc.client.http.patience import Patience
-from scheduler_svc.client.http.resume import NO_EXECUTOR, SESSION_HEADER, is_outage
+from scheduler_svc.client.http.resume import SESSION_HEADER, is_outage, was_not_taken
 from scheduler_svc.client.http.sse import DONE, Event
 
 Json = dict[str, Any]
@@ -120,8 +120,7 @@ class ResponseReading:
         Raises:
             click.ClickException: no attempt is left.
         """
-        was_not_taken = isinstance(error, ServiceUnreachable) or getattr(error, "code", "") == NO_EXECUTOR
-        is_new = was_not_taken and not self.response_id
+        is_new = was_not_taken(error) and not self.response_id
         if not self._limit_s or not (is_new or (self.goes_on and is_outage(error))):
             raise error
         self._is_all_asked_for = False

@@ -103,8 +103,8 @@ class Resumption:
             RequestFailed: the service does not know the request any more, and part of its answer has been read.
         """
         match error:
-            case ServiceUnreachable() | RequestFailed(code="no_executor"):
-                return True  # nothing has been sent, or it was not accepted
+            case _ if was_not_taken(error):
+                return True
             case RequestFailed(code="request_not_found") if self._attaches:
                 if self._has_events:
                     raise RequestFailed(
@@ -137,6 +137,11 @@ class Resumption:
     def _knows_its_place(self) -> bool:
         """Whether what comes next can be asked for: without ids a client cannot name its last event."""
         return bool(self._last_event_id) or not self._has_events
+
+
+def was_not_taken(error: click.ClickException) -> bool:
+    """Whether the service has not got the request, or has nobody for it yet: the same one may be sent again."""
+    return isinstance(error, ServiceUnreachable) or getattr(error, "code", "") == NO_EXECUTOR
 
 
 def is_outage(error: click.ClickException) -> bool:

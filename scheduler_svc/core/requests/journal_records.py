@@ -331,11 +331,14 @@ def version_of(record: AnyRecord) -> int:
     """The first version that has all that a record says. An older release would read it, and drop the rest."""
     if isinstance(record, RequestRecord):
         asked = record.submit.params
-        if any(told.has_ranks for told in record.progress):
-            return 6
-        if record.submit.client_name or asked.pooling != "none":
-            return 5 if record.submit.client_name else 4
-        return 3 if asked.prompt_logprobs else 2 if asked.logprobs or asked.constraints is not None else 1
+        needs = (
+            (6, any(told.has_ranks for told in record.progress)),
+            (5, record.submit.client_name),
+            (4, asked.pooling != "none"),
+            (3, asked.prompt_logprobs),
+            (2, asked.logprobs or asked.constraints is not None),
+        )
+        return next((version for version, is_needed in needs if is_needed), 1)
     if isinstance(record, StepRecord):
         return 2 if record.logprob_counts else 1
     if isinstance(record, PromptRecord):

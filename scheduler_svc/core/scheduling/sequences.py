@@ -353,14 +353,8 @@ class Sequences:
     def _give_up_waiting(self, sequence: Sequence) -> list[SequenceEnd]:
         """No executor that fits a sequence has been there for too long."""
         if not (ready := self.capacities.ready_for(sequence)):
-            return [
-                self.end(
-                    sequence,
-                    "error",
-                    str(missed := self.capacities.missing(sequence.params.task, self._now)),
-                    missed.code,
-                )
-            ]
+            missed = self.capacities.missing(sequence.params.task, self._now)
+            return [self.end(sequence, "error", str(missed), missed.code)]
         if not sequence.has_grammar or sequence.num_positions > ready:
             return self._give_up_pool(sequence, ready)
         if sequence.takes_any_library:

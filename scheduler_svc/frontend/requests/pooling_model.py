@@ -55,9 +55,8 @@ def task_state(link: CoreLink, task: m.Task) -> m.TaskState:
         raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable")
     state = next((state for state in link.fleet.tasks if state.task == task), None)
     if state is None or not state.max_model_len:
-        raise TaskMissing(
-            task, may_come=state is not None or not link.fleet.tasks
-        )  # of none before the core has looked
+        has_core_looked = bool(link.fleet.tasks)  # it names each task that may come
+        raise TaskMissing(task, may_come=state is not None or not has_core_looked)
     return state
 
 
