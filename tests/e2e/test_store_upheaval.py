@@ -138,6 +138,7 @@ def test_a_store_that_is_taken_away_is_told_by_name_and_comes_back(service, tmp_
     assert service.get(f"/v1/files/{file_id}").status_code == 200
     assert upload(service).status_code == 200
     said = log(tmp_path)
-    assert 1 <= said.count("the store is gone") <= FRONTENDS, "once for each process that has noticed"
+    measuring = 1  # the scheduler, if its second came meanwhile
+    assert 1 <= said.count("the store is gone") <= FRONTENDS + measuring, "once for each process that has noticed"
     eventually(lambda: log(tmp_path).count("the store is back") == said.count("the store is gone"))
     assert "Traceback" not in said
