@@ -19,6 +19,30 @@ from executor_svc.model.prepared import WeightLayout, Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.sharding import Shard
 
+_ALWAYS_IDENTIFIED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "tied",
+)
+_ROPE_ALWAYS_IDENTIFIED = (
+    "rope_type",
+    "theta",
+    "factor",
+    "original_max_positions",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+)
+
 NewTensor = Callable[[str, TensorSpec], Tensor]
 """Makes the memory of a prepared tensor, by its name."""
 
@@ -148,9 +172,14 @@ def _shared(own: dict[int, Future[bytes]], num_names: int, device: torch.device,
 
 
 def identity(config: Qwen3Config) -> bytes:
-    """The part of the configuration that decides the tokens, as canonical JSON."""
-    fields = msgspec.to_builtins(config)
-    absent = () if config.score_token is not None else ("score_token",)  # as before there were any
-    for irrelevant in ("dtype", "max_positions", *absent):
-        del fields[irrelevant]
-    return msgspec.json.encode(fields, order="deterministic")
+    """The facts of a configuration that decide the tokens, as canonical JSON.
+
+    They are named one by one: a field that is added changes no fingerprint of a model that was served before. A fact
+    that most models share stands here only where it differs from what they have.
+    """
+    facts = {name: getattr(config, name) for name in _ALWAYS_IDENTIFIED}
+    facts |= {"attention_bias": config.attention_bias, "moe": config.moe}
+    facts["rope"] = {name: getattr(config.rope, name) for name in _ROPE_ALWAYS_IDENTIFIED}
+    if config.score_token is not None:
+        facts["score_token"] = config.score_token
+    return msgspec.json.encode(msgspec.to_builtins(facts), order="deterministic")

@@ -1,19 +1,24 @@
-"""Other weights have another fingerprint, also where somebody has chosen them with care."""
+"""Other weights have another fingerprint, also where somebody has chosen them with care; the same ones keep theirs."""
 
+import json
 import os
 import shutil
 import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 import xxhash
+from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
 from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
+from executor_svc.model.config import read_config
+from executor_svc.model.weights import identity
 from tests.executor.conftest import Make
 from tests.executor.kept import Keeper, assert_equal, obtain
 
@@ -100,6 +105,66 @@ def test_forged_weights_are_not_taken_for_those_of_a_clean_folder(
     assert forged.fingerprint != honest.fingerprint
     assert_equal(honest, obtain(clean, None))
     assert_equal(honest, obtain(clean, keeper, verify=True))
+
+
+# --- the same model, a later release ---
+
+SMALL: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+}
+LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+SPARSE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+}
+YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "score_token", "expected"),
+    [
+        ({}, None, "e293a54961bff585e7f7c4c5d614bf5e837343b3a9b81fff859c29635b1ec315"),
+        (
+            {**LARGE, "tie_word_embeddings": False, "attention_bias": True},
+            None,
+            "374f6fe01c64200d4ff968548b35a2012aeb701d601b0fd10f306c05e9b4a95f",
+        ),
+        (YARN, None, "22bf02eb5b51db06fa47023ff3196c9490919561d5f29b9627dcc6063e4ec460"),
+        (SPARSE, None, "c9637fb9a2508aad9d6b4e08490cf9e61511e7a68be84f2140c399b92c3ae332"),
+        ({}, 9693, "1e0c155b3cfea9fa9cf92544de00c0ae00c4e31294a87d952fa9c0c8101293f9"),
+    ],
+    ids=["tied", "biases", "yarn", "experts", "classifier"],
+)
+def test_the_identity_of_a_qwen3_stays_what_it_was_before_other_families(
+    tmp_path: Path, changes: dict[str, Any], score_token: int | None, expected: str
+) -> None:
+    """Journals, kept weights and executors of an earlier release have it: these five were computed at da3ead43."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | changes))
+    config = read_config(tmp_path)
+    if score_token is not None:
+        config = msgspec.structs.replace(config, tied=False, score_token=score_token)
+    assert blake3(identity(config)).hexdigest() == expected
 
 
 # --- where hashes are computed ---
