@@ -23,7 +23,7 @@ from executor_svc.devices.pool_size import blocks_in, choose_max_model_len, choo
 from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.model.attention import CacheMemory, KVGeometry
-from executor_svc.model.checkpoint import HEAD, Checkpoint, has_other_head, stored_dtype
+from executor_svc.model.checkpoint import HEAD, Checkpoint, TensorSource, has_other_head, stored_dtype
 from executor_svc.model.checkpoint_layout import SCORE
 from executor_svc.model.config import Qwen3Config, read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
@@ -301,7 +301,7 @@ def _load_model(
 
 
 def _with_stored_head(
-    config: Qwen3Config, checkpoint: Checkpoint, tasks: tuple[m.Task, ...], group: RankGroup
+    config: Qwen3Config, checkpoint: TensorSource, tasks: tuple[m.Task, ...], group: RankGroup
 ) -> Qwen3Config:
     """The configuration with the head that the checkpoint has, as transformers decides it.
 
@@ -318,7 +318,7 @@ def _with_stored_head(
     return config
 
 
-def _score_token(config: Qwen3Config, checkpoint: Checkpoint, tasks: tuple[m.Task, ...]) -> int:
+def _score_token(config: Qwen3Config, checkpoint: TensorSource, tasks: tuple[m.Task, ...]) -> int:
     """The token whose logit is the score of a classifier.
 
     Raises:
@@ -354,7 +354,7 @@ def _weight_store(platform: Platform, keeper: WeightKeeper | None) -> WeightStor
 
 
 def _choose_dtype(
-    options: ExecutorOptions, platform: Platform, checkpoint: Checkpoint, config: Qwen3Config
+    options: ExecutorOptions, platform: Platform, checkpoint: TensorSource, config: Qwen3Config
 ) -> torch.dtype:
     if options.dtype != "auto":
         return DTYPES[options.dtype]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.model_reading import MAX_INDEX_BYTES, check_regular, read_model_json
-from executor_svc.model.checkpoint_layout import Parameter
+from executor_svc.model.checkpoint_layout import Parameter, Slices
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 
@@ -33,6 +33,42 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
+
+
+class TensorSource(Protocol):
+    """The stored tensors of a model, by the names that Hugging Face's checkpoints have. A context manager."""
+
+    folder: Path
+    """Of the files, for messages."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors, sorted, without those that follow from the configuration."""
+        ...
+
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Shape and stored dtype (`BF16`, `Q8_0`, ...) of a tensor."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """A tensor's values, on the CPU."""
+        ...
+
+    def copy(self, name: str, part: Slices, target: Tensor) -> None:
+        """Copy a part of a tensor's values, rounded to the dtype of `target`, which may be on any device.
+
+        Args:
+            part: indices that `target` has the shape of; the rows' may be a list of numbers.
+        """
+        ...
+
+    def digest(self, name: str) -> Future[bytes]:
+        """Hash a tensor's bytes as they are stored (BLAKE3, 32 bytes) in a thread; wait for one if all have work."""
+        ...
 
 
 class Checkpoint:
@@ -74,7 +110,7 @@ class Checkpoint:
         stored = [name for name in self._source if not name.endswith(_DERIVED)]
         self._stored_names = {(name if has_head else _BASE + name): name for name in stored}
 
-    def __enter__(self) -> "Checkpoint":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -83,11 +119,11 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """Names of the tensors in all files, sorted, without those that follow from the configuration."""
+        """See `TensorSource.names`."""
         return sorted(self._stored_names)
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Shape and stored dtype (`BF16`, ...) of a tensor."""
+        """See `TensorSource.header`."""
         stored = self._stored_names[name]
         entry = self._source[stored].get_slice(stored)
         return tuple(entry.get_shape()), entry.get_dtype()
@@ -98,8 +134,12 @@ class Checkpoint:
         tensor: Tensor = self._source[stored].get_tensor(stored)
         return tensor
 
+    def copy(self, name: str, part: Slices, target: Tensor) -> None:
+        """See `TensorSource.copy`."""
+        target.copy_(self.read(name)[part])
+
     def digest(self, name: str) -> Future[bytes]:
-        """Hash a tensor's bytes as they are stored (BLAKE3, 32 bytes) in a thread; wait for one if all have work."""
+        """See `TensorSource.digest`."""
         if len(self._being_hashed) == self._num_threads:
             self._being_hashed.popleft().result()
         stored = self.read(name).contiguous().view(torch.uint8).numpy()
@@ -120,7 +160,7 @@ class Checkpoint:
             raise CheckpointError(f"{path} is truncated or no safetensors file: {error}") from error
 
 
-def stored_dtype(checkpoint: Checkpoint, config: Qwen3Config) -> torch.dtype:
+def stored_dtype(checkpoint: TensorSource, config: Qwen3Config) -> torch.dtype:
     """The dtype a checkpoint was saved in: what its configuration says, else that of its embedding table.
 
     Raises:
@@ -136,7 +176,7 @@ def stored_dtype(checkpoint: Checkpoint, config: Qwen3Config) -> torch.dtype:
     return table[found]
 
 
-def has_other_head(checkpoint: Checkpoint, config: Qwen3Config, group: RankGroup = SINGLE_RANK) -> bool:
+def has_other_head(checkpoint: TensorSource, config: Qwen3Config, group: RankGroup = SINGLE_RANK) -> bool:
     """Whether a checkpoint holds a head with other values than its embedding table: then it is not tied, whatever its
     configuration says.
 
@@ -196,7 +236,7 @@ def stored_files(folder: Path) -> dict[Path, set[str] | None]:
     return {folder / file: names for file, names in names_in.items()}
 
 
-def check_tensors(checkpoint: Checkpoint, names: Sequence[str], wanted: Iterable[Parameter]) -> None:
+def check_tensors(checkpoint: TensorSource, names: Sequence[str], wanted: Iterable[Parameter]) -> None:
     """Hold what a checkpoint has against what parameters are made of.
 
     Raises:

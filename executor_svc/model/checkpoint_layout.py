@@ -10,7 +10,7 @@ from executor_svc.model.config import Qwen3Config
 from executor_svc.model.packing import MatrixShape
 from executor_svc.model.sharding import Shard
 
-Slices = tuple[slice | int, ...]
+Slices = tuple[slice | int | list[int], ...]
 SCORE = "score.weight"  # of a classifier, in place of the head
 
 

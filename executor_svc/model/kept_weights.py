@@ -9,7 +9,7 @@ from common.errors import BatonError, CheckpointError, KeeperError
 from common.logging import get_logger
 from common.messages import WeightsKind
 from executor_svc.keeper.held import HeldWeights
-from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.checkpoint import TensorSource
 from executor_svc.model.prepared import WeightLayout, Weights
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.source_key import source_key
@@ -82,7 +82,7 @@ class LoadedWeights:
 
 
 def obtain_weights(
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     layout: WeightLayout,
     device: torch.device,
     group: RankGroup,
@@ -170,7 +170,7 @@ class _OneKind:
             return None
         return LoadedWeights(Weights(self._layout, tensors), of_model, held, kept=True)
 
-    def read(self, checkpoint: Checkpoint, group: RankGroup, source: str, *, verify: bool) -> LoadedWeights:
+    def read(self, checkpoint: TensorSource, group: RankGroup, source: str, *, verify: bool) -> LoadedWeights:
         """Read a checkpoint, and deposit its weights or find that they are kept."""
         try:
             writer = self._writer()
@@ -214,7 +214,7 @@ class _OneKind:
         return WeightWriter(self._layout.specs, self._kind, self._memories)
 
 
-def _is_unchanged(checkpoint: Checkpoint, layout: WeightLayout, source: str) -> bool:
+def _is_unchanged(checkpoint: TensorSource, layout: WeightLayout, source: str) -> bool:
     """Whether the files are after reading what they were before."""
     try:
         return source_key(checkpoint.folder, layout.config) == source

@@ -11,7 +11,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from executor_svc.model.checkpoint import HEAD, Checkpoint, check_tensors
+from executor_svc.model.checkpoint import HEAD, TensorSource, check_tensors
 from executor_svc.model.checkpoint_layout import Parameter, Role
 from executor_svc.model.config import Qwen3Config
 from executor_svc.model.packing import AS_IS, Matrix, Packing, TensorSpec
@@ -48,7 +48,7 @@ NewTensor = Callable[[str, TensorSpec], Tensor]
 
 
 def load_weights(
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     config: Qwen3Config,
     dtype: torch.dtype,
     device: torch.device,
@@ -66,7 +66,7 @@ def new_in_process(device: torch.device) -> NewTensor:
 
 
 def read_weights(
-    checkpoint: Checkpoint, layout: WeightLayout, device: torch.device, group: RankGroup, new: NewTensor
+    checkpoint: TensorSource, layout: WeightLayout, device: torch.device, group: RankGroup, new: NewTensor
 ) -> tuple[Weights, str]:
     """Read and prepare this rank's part of the weights, and hash all of them with the other ranks.
 
@@ -105,7 +105,7 @@ class _Reading:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: TensorSource,
         layout: WeightLayout,
         device: torch.device,
         group: RankGroup,
@@ -156,9 +156,10 @@ class _Reading:
             target[parameter.padding :] = 0
         for stored in parameter.stored:
             if target is not None:
-                target[stored.target].copy_(self._checkpoint.read(stored.name)[stored.part])
-            if stored.name in self._hashed:  # after the copy: what is not in memory is read once, and in order
-                self.digests[self._hashed[stored.name]] = self._checkpoint.digest(stored.name)
+                self._checkpoint.copy(stored.name, stored.part, target[stored.target])
+            # After the copy: what is not in memory is read once, and in order. A fused tensor is stored for several.
+            if (place := self._hashed.pop(stored.name, None)) is not None:
+                self.digests[place] = self._checkpoint.digest(stored.name)
 
 
 def _shared(own: dict[int, Future[bytes]], num_names: int, device: torch.device, group: RankGroup) -> list[bytes]:
