@@ -70,7 +70,7 @@ def _check_place(_context: click.Context, _parameter: click.Parameter, value: st
     context_settings={"show_default": True, "max_content_width": 110},
 )
 @click.version_option(BUILD, prog_name="baton-executor")
-@click.option("--model", help="Folder or hub id of a Qwen3 or Qwen3-MoE model.  [default: the embedded demo model]")
+@click.option("--model", help="Folder or hub id of a model (docs/models.md).  [default: the embedded demo model]")
 @click.option(
     "--scheduler",
     "endpoint",
@@ -207,7 +207,7 @@ def main(
     log_format: str,
     **options: Any,
 ) -> None:
-    """Serve a Qwen3 model's forward passes to a Baton scheduler.
+    """Serve a model's forward passes to a Baton scheduler.
 
     Weights and KV cache live in this process; the scheduler decides what is computed. An executor may be started before
     the scheduler, and finds a scheduler that was restarted. Where a keeper runs (baton-keeper), weights and KV cache

@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,10 +26,11 @@ from executor_svc.keeper.link import KeeperLink
 from executor_svc.model.attention import CacheMemory, KVGeometry
 from executor_svc.model.checkpoint import HEAD, Checkpoint, TensorSource, has_other_head, stored_dtype
 from executor_svc.model.checkpoint_layout import SCORE
-from executor_svc.model.config import Qwen3Config, read_config
+from executor_svc.model.config import DecoderConfig
+from executor_svc.model.config_file import read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
 from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, WeightStore, obtain_weights
-from executor_svc.model.model import Qwen3
+from executor_svc.model.model import Decoder
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import RankGroup, join_group, smallest
 from executor_svc.model.sharding import Shard
@@ -54,7 +56,7 @@ class LoadedModel:
     grammars: GrammarMasks | None
 
     @property
-    def config(self) -> Qwen3Config:
+    def config(self) -> DecoderConfig:
         """Of the whole model."""
         return self.loaded.weights.layout.config
 
@@ -238,7 +240,7 @@ def make_runner(
     """
     kernels = platform.kernels(model.config, model.shard, limits, model.dtype)
     backend = platform.attention(model.shard, geometry, limits, memory)
-    forward = Qwen3(
+    forward = Decoder(
         model.loaded.weights,
         kernels,
         backend,
@@ -267,6 +269,7 @@ def _load_model(
     start = time.monotonic()
     folder = resolve_model(options.model, weights=True)
     config, tasks = read_config(folder), choose_tasks(folder, options.tasks)
+    _check_positions(folder, config, options.max_model_len)
     # Before the platform chooses kernels: it binds threads. Ranks wait for all masks, so as to agree which are late.
     may_take_s = MASK_MAY_TAKE_S if group.size == 1 else None
     grammars = load_grammar_masks(folder, config.vocab_size, may_take_s)
@@ -300,9 +303,19 @@ def _load_model(
     return LoadedModel(loaded, tasks, tokenizer_hash(folder), grammars)
 
 
+def _check_positions(folder: Path, config: DecoderConfig, max_model_len: int | None) -> None:
+    """Raise CheckpointError if sequences may become longer than the model is computed exactly for."""
+    wanted = max_model_len or config.max_positions
+    if config.exact_because and wanted > config.exact_positions:
+        raise CheckpointError(
+            f"{folder} takes {config.max_positions} positions, of which the first {config.exact_positions} can be "
+            f"served ({config.exact_because}): give --max-model-len {config.exact_positions} or less, not {wanted}"
+        )
+
+
 def _with_stored_head(
-    config: Qwen3Config, checkpoint: TensorSource, tasks: tuple[m.Task, ...], group: RankGroup
-) -> Qwen3Config:
+    config: DecoderConfig, checkpoint: TensorSource, tasks: tuple[m.Task, ...], group: RankGroup
+) -> DecoderConfig:
     """The configuration with the head that the checkpoint has, as transformers decides it.
 
     Raises:
@@ -318,7 +331,7 @@ def _with_stored_head(
     return config
 
 
-def _score_token(config: Qwen3Config, checkpoint: TensorSource, tasks: tuple[m.Task, ...]) -> int:
+def _score_token(config: DecoderConfig, checkpoint: TensorSource, tasks: tuple[m.Task, ...]) -> int:
     """The token whose logit is the score of a classifier.
 
     Raises:
@@ -354,7 +367,7 @@ def _weight_store(platform: Platform, keeper: WeightKeeper | None) -> WeightStor
 
 
 def _choose_dtype(
-    options: ExecutorOptions, platform: Platform, checkpoint: TensorSource, config: Qwen3Config
+    options: ExecutorOptions, platform: Platform, checkpoint: TensorSource, config: DecoderConfig
 ) -> torch.dtype:
     if options.dtype != "auto":
         return DTYPES[options.dtype]

@@ -22,14 +22,13 @@ class RopeStoreLayer:
     """What `qk_norm_rope_store` takes of a layer: the same at every step.
 
     Attributes:
-        q_weight, k_weight: [head_dim], of the head norms.
-        eps: of the head norms.
+        norms: weights [head_dim] of the norms of q's and of k's heads; None in a model that has no such norms.
+        eps: of these norms.
         cos_sin: [max positions, head_dim] float32, cosines in the first half and sines in the second.
         cache: where K and V are stored.
     """
 
-    q_weight: Tensor
-    k_weight: Tensor
+    norms: tuple[Tensor, Tensor] | None
     eps: float
     cos_sin: Tensor
     cache: KVCache

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 from kernels.cpu import load
 
 READ_BYTES = 2**30
@@ -38,7 +38,7 @@ class MemoryReader:
         return READ_BYTES / _best_s(lambda: self._kernels.read_memory(self._memory))
 
 
-def measure_matmul(config: Qwen3Config, threads: int) -> float:
+def measure_matmul(config: DecoderConfig, threads: int) -> float:
     """Operations a second of the model's largest matrix product over a prompt, the best of some."""
     torch.set_num_threads(threads)
     width = config.intermediate_size

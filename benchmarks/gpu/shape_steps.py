@@ -33,7 +33,8 @@ from common.plan import ExecutorLimits, PlanColumns
 from common.sampling_columns import SamplingColumns
 from executor_svc.devices.choose_platform import choose_platform
 from executor_svc.model.attention import KVGeometry
-from executor_svc.model.config import Qwen3Config, read_config
+from executor_svc.model.config import DecoderConfig
+from executor_svc.model.config_file import read_config
 from executor_svc.model.kept_weights import LoadedWeights
 from executor_svc.model.prepared import WeightLayout, Weights
 from executor_svc.model.rank_group import SINGLE_RANK
@@ -64,7 +65,7 @@ class Sizes:
     prefill: int
     most_rows: int
 
-    def limits(self, config: Qwen3Config, block_size: int) -> ExecutorLimits:
+    def limits(self, config: DecoderConfig, block_size: int) -> ExecutorLimits:
         """Limits of an executor whose pool holds each of these steps."""
         longest = max(self.context, self.prefill)
         return ExecutorLimits(
@@ -89,7 +90,7 @@ def draw_weights(layout: WeightLayout, device: torch.device, drawn: bool) -> Loa
     return LoadedWeights(Weights(layout, tensors), fingerprint="0" * 32)
 
 
-def start(config: Qwen3Config, options: ExecutorOptions, sizes: Sizes, drawn: bool) -> Runner[Any]:
+def start(config: DecoderConfig, options: ExecutorOptions, sizes: Sizes, drawn: bool) -> Runner[Any]:
     """Start a runner as an executor does, without a checkpoint and without services."""
     platform = choose_platform(options)
     layout = WeightLayout(config, Shard.of(config), DTYPE, platform.packing(config, DTYPE))

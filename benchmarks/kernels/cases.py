@@ -95,6 +95,8 @@ def contestant(function: Callable[..., object], **scalars: float) -> Contestant:
 def grouped(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A kernel's tensors and scalars as it takes them: some of them travel together."""
     given = dict(arguments)
+    if "q_weight" in given:
+        given["norms"] = (given.pop("q_weight"), given.pop("k_weight"))
     structs = {"cache": KVCache, "rows": AttentionRows, "layer": RopeStoreLayer}
     structs |= {"inputs": SamplingInputs, "adjustments": Adjustments}
     for name, struct in structs.items():

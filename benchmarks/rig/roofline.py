@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.rig.ceilings import Ceilings
 from benchmarks.rig.step_records import RecordedStep
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,21 @@ class WorkModel:
         item_bytes: bytes of a weight, and of an element of the KV cache.
     """
 
-    def __init__(self, config: Qwen3Config, item_bytes: int) -> None:
+    def __init__(self, config: DecoderConfig, item_bytes: int) -> None:
         self._item_bytes = item_bytes
         self._config = config
         self._sparse = set(config.moe.sparse_layers) if config.moe is not None else set()
         q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         projections = 2 * q_width + 2 * kv_width
         self._attention_matrices = config.num_layers * config.hidden_size * projections
-        self._vectors = config.hidden_size + config.num_layers * (2 * config.hidden_size + 2 * config.head_dim)
-        if config.attention_bias:
-            self._vectors += config.num_layers * (q_width + 2 * kv_width + config.hidden_size)
+        a_layer = 2 * config.hidden_size
+        for has_them, width in (
+            (config.qk_norm, 2 * config.head_dim),
+            (config.qkv_bias, q_width + 2 * kv_width),
+            (config.output_bias, config.hidden_size),
+        ):
+            a_layer += width if has_them else 0
+        self._vectors = config.hidden_size + config.num_layers * a_layer
         num_dense = config.num_layers - len(self._sparse)
         self._dense_matrices = num_dense * 3 * config.hidden_size * config.intermediate_size
         self._head = config.vocab_size * config.hidden_size

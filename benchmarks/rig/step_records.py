@@ -24,7 +24,7 @@ from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.model.attention import AttentionBackend
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner
@@ -112,7 +112,7 @@ class Recorder:
     def timed_kernels(self, choose: Callable[..., KernelSet]) -> Callable[..., TimedKernels]:
         """A `CpuPlatform.kernels` whose kernels are timed."""
 
-        def chosen(platform: Any, config: Qwen3Config, *arguments: Any) -> TimedKernels:
+        def chosen(platform: Any, config: DecoderConfig, *arguments: Any) -> TimedKernels:
             return TimedKernels(choose(platform, config, *arguments), config.vocab_size, self._stopwatch)
 
         return chosen

@@ -9,6 +9,7 @@ import torch
 from common.errors import BatonError
 from common.logging import get_logger
 from kernels.gpu.attention.flash_attention import FLASH_DTYPES, FLASH_HEAD_DIMS, LEAST_BLOCK_SIZE, load_flash_attn
+from kernels.gpu.attention.plan import HEAD_DIMS
 
 log = get_logger("executor")
 
@@ -50,8 +51,11 @@ def choose_attention(
         load: imports flash-attn.
 
     Raises:
-        BatonError: flash-attn is wanted and cannot serve.
+        BatonError: flash-attn is wanted and cannot serve; or no kernels take such heads.
     """
+    if head_dim not in HEAD_DIMS:
+        dims = ", ".join(map(str, HEAD_DIMS))
+        raise BatonError(f"the model has head_dim {head_dim}, and kernels for GPUs take {dims}: serve it on a CPU")
     if wanted == TRITON.name:
         kind, reason = TRITON, "--attention names it"
     else:

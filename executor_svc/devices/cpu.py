@@ -16,7 +16,7 @@ from executor_svc.devices.platform import PlatformDefaults, pool_too_large
 from executor_svc.devices.pool_size import available_memory
 from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
 from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.packing import AS_IS, Packing
 from executor_svc.model.sharding import Shard
@@ -50,11 +50,11 @@ class CpuPlatform:
         self._chosen: dict[tuple[torch.dtype, int], Loaded] = {}
         torch.set_num_threads(self._threads)
 
-    def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
+    def block_size(self, config: DecoderConfig, dtype: torch.dtype, wanted: int | None) -> int:
         """See `Platform.block_size`."""
         return wanted or _BLOCK_SIZE
 
-    def packing(self, config: Qwen3Config, dtype: torch.dtype) -> Packing:
+    def packing(self, config: DecoderConfig, dtype: torch.dtype) -> Packing:
         """See `Platform.packing`."""
         loaded = self._choose(dtype, config.head_dim)
         if self._int8 and loaded.kernels is None:
@@ -64,7 +64,7 @@ class CpuPlatform:
             raise BatonError("--quantization int8 is for dense models: experts have no such kernels")
         return AS_IS if loaded.kernels is None else CppPacking(loaded.kernels, loaded.isa, int8=self._int8)
 
-    def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
+    def kernels(self, config: DecoderConfig, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
         """See `Platform.kernels`."""
         kernels = self._choose(dtype, config.head_dim).kernels
         return TorchKernels() if kernels is None else CppKernels(kernels)
@@ -131,7 +131,8 @@ class CpuPlatform:
         if dtype is not torch.bfloat16:
             return Loaded(None, "torch", f"the C++ kernels are for bfloat16, not {str(dtype)[6:]}", None)
         if head_dim not in HEAD_DIMS:
-            return Loaded(None, "torch", f"the C++ kernels are for head_dim 64 and 128, not {head_dim}", None)
+            reason = f"the C++ kernels are for head_dim {' and '.join(map(str, HEAD_DIMS))}, not {head_dim}"
+            return Loaded(None, "torch", reason, f"{reason}: plain torch runs instead, at a fraction of the speed")
         try:
             return load(self._threads, log.info)
         except IsaError as error:

@@ -18,7 +18,7 @@ from executor_svc.devices.gpu_attention import make_backend
 from executor_svc.devices.platform import PlatformDefaults, pool_too_large
 from executor_svc.devices.torch_kernels import PlainProjections
 from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 from executor_svc.model.kernel_set import GatedProjection, KernelSet
 from executor_svc.model.packing import AS_IS, Matrix, Packing
 from executor_svc.model.sharding import Shard
@@ -53,7 +53,7 @@ class GpuKernels(PlainProjections):
     adjust_logits = staticmethod(gpu.adjust_logits)
 
     def __init__(
-        self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype, device: torch.device
+        self, config: DecoderConfig, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype, device: torch.device
     ) -> None:
         rows = -(-limits.max_num_seqs // shard.size)
         self.sample = TritonSampler(rows, config.vocab_size, device).sample
@@ -124,16 +124,16 @@ class GpuPlatform:
         self._kept_weights: CudaWeights | None = None
         self.defaults = PlatformDefaults(max_num_seqs=256, max_batch_tokens=8192)
 
-    def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
+    def block_size(self, config: DecoderConfig, dtype: torch.dtype, wanted: int | None) -> int:
         """See `Platform.block_size`."""
         self._attention = choose_attention(self._wanted_attention, config.head_dim, dtype, wanted)
         return wanted or self._attention.default_block_size
 
-    def packing(self, config: Qwen3Config, dtype: torch.dtype) -> Packing:
+    def packing(self, config: DecoderConfig, dtype: torch.dtype) -> Packing:
         """See `Platform.packing`."""
         return AS_IS
 
-    def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
+    def kernels(self, config: DecoderConfig, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
         """See `Platform.kernels`."""
         return GpuKernels(config, shard, limits, dtype, self.device)
 

@@ -14,7 +14,7 @@ from common.errors import BatonError
 from common.plan import ExecutorLimits
 from executor_svc.devices.tensor_memory import TensorMemory
 from executor_svc.model.attention import AttentionBackend, CacheMemory, KVGeometry
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 from executor_svc.model.kernel_set import KernelSet
 from executor_svc.model.packing import Packing
 from executor_svc.model.sharding import Shard
@@ -45,7 +45,7 @@ class Platform(Protocol):
     """For a person to read, such as `cuda:0 NVIDIA H200`."""
     defaults: PlatformDefaults
 
-    def block_size(self, config: Qwen3Config, dtype: torch.dtype, wanted: int | None) -> int:
+    def block_size(self, config: DecoderConfig, dtype: torch.dtype, wanted: int | None) -> int:
         """Positions in a KV block: the operator's number, or what suits the attention kernels for such a model.
 
         Called once, before `attention`: it decides which kernels those are.
@@ -55,7 +55,7 @@ class Platform(Protocol):
         """
         ...
 
-    def packing(self, config: Qwen3Config, dtype: torch.dtype) -> Packing:
+    def packing(self, config: DecoderConfig, dtype: torch.dtype) -> Packing:
         """The layout of matrices that `kernels` take.
 
         Raises:
@@ -63,7 +63,7 @@ class Platform(Protocol):
         """
         ...
 
-    def kernels(self, config: Qwen3Config, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
+    def kernels(self, config: DecoderConfig, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:
         """Kernels for a model's shard in `dtype`, with workspaces for steps within `limits`."""
         ...
 

@@ -1,1 +1,1 @@
-"""Qwen3 and Qwen3-MoE: parameters, forward pass, checkpoints, and their parts on several ranks."""
+"""Decoders: their descriptions, parameters, forward pass, checkpoints, and their parts on several ranks."""

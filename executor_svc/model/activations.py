@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 from executor_svc.model.sharding import Shard
 
 
@@ -37,7 +37,7 @@ class Activations:
 
     @classmethod
     def empty(
-        cls, config: Qwen3Config, shard: Shard, max_tokens: int, dtype: torch.dtype, device: torch.device
+        cls, config: DecoderConfig, shard: Shard, max_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> "Activations":
         """Uninitialised memory for steps of up to `max_tokens` tokens."""
 

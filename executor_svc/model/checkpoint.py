@@ -18,7 +18,7 @@ from torch import Tensor
 from common.errors import CheckpointError
 from common.model_reading import MAX_INDEX_BYTES, check_regular, read_model_json
 from executor_svc.model.checkpoint_layout import Parameter, Slices
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 
 SINGLE_FILE = "model.safetensors"
@@ -160,7 +160,7 @@ class Checkpoint:
             raise CheckpointError(f"{path} is truncated or no safetensors file: {error}") from error
 
 
-def stored_dtype(checkpoint: TensorSource, config: Qwen3Config) -> torch.dtype:
+def stored_dtype(checkpoint: TensorSource, config: DecoderConfig) -> torch.dtype:
     """The dtype a checkpoint was saved in: what its configuration says, else that of its embedding table.
 
     Raises:
@@ -176,7 +176,7 @@ def stored_dtype(checkpoint: TensorSource, config: Qwen3Config) -> torch.dtype:
     return table[found]
 
 
-def has_other_head(checkpoint: TensorSource, config: Qwen3Config, group: RankGroup = SINGLE_RANK) -> bool:
+def has_other_head(checkpoint: TensorSource, config: DecoderConfig, group: RankGroup = SINGLE_RANK) -> bool:
     """Whether a checkpoint holds a head with other values than its embedding table: then it is not tied, whatever its
     configuration says.
 
@@ -252,7 +252,7 @@ def check_tensors(checkpoint: TensorSource, names: Sequence[str], wanted: Iterab
             unreadable.append(f"{name} is {stored}")
     complaints = [
         _complaint("it lacks", expected.keys() - set(names)),
-        _complaint("no Qwen3 of this configuration has", set(names) - expected.keys()),
+        _complaint("no model of this configuration has", set(names) - expected.keys()),
         _complaint("the configuration gives other shapes", misshaped),
         _complaint(f"only {', '.join(READABLE_DTYPES)} can be read", unreadable),
     ]

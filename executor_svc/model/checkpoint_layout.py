@@ -1,4 +1,4 @@
-"""A rank's parameters, and which tensors of a Hugging Face checkpoint of Qwen3 each of them is made of."""
+"""A rank's parameters, and which tensors of a Hugging Face checkpoint each of them is made of."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from enum import Enum
 
 import torch
 
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 from executor_svc.model.packing import MatrixShape
 from executor_svc.model.sharding import Shard
 
@@ -70,7 +70,7 @@ class Parameter:
         return 0 if self.same_as is not None or not self.kept else torch.Size(self.shape).numel()
 
 
-def parameters(config: Qwen3Config, shard: Shard, *, has_head: bool = True) -> list[Parameter]:
+def parameters(config: DecoderConfig, shard: Shard, *, has_head: bool = True) -> list[Parameter]:
     """All parameters of a rank, in the order in which a step needs them; `has_head`: see `WeightLayout`."""
     table = _table("embedding", "model.embed_tokens.weight", config, shard)
     head = replace(table, name="head", stored=(), role=Role.MATRIX, same_as="embedding")
@@ -82,7 +82,7 @@ def parameters(config: Qwen3Config, shard: Shard, *, has_head: bool = True) -> l
     return [table, *layers, _whole("norm", "model.norm.weight", config.hidden_size), replace(head, kept=has_head)]
 
 
-def _table(name: str, stored_name: str, config: Qwen3Config, shard: Shard) -> Parameter:
+def _table(name: str, stored_name: str, config: DecoderConfig, shard: Shard) -> Parameter:
     rows = len(shard.vocab)
     vocab = slice(shard.vocab.start, shard.vocab.stop)
     stored = StoredTensor(stored_name, (config.vocab_size, config.hidden_size), (vocab,), (slice(rows),))
@@ -97,7 +97,7 @@ def _score_head(token: int, hidden: int, shard: Shard) -> Parameter:
     return Parameter("head", (shard.vocab_size, hidden), (stored,), Role.MATRIX, padding=0)
 
 
-def _layer(config: Qwen3Config, shard: Shard, index: int) -> Iterator[Parameter]:
+def _layer(config: DecoderConfig, shard: Shard, index: int) -> Iterator[Parameter]:
     prefix, stored_prefix = f"layers.{index}.", f"model.layers.{index}."
     hidden = config.hidden_size
     yield _whole(f"{prefix}input_norm", f"{stored_prefix}input_layernorm.weight", hidden)
@@ -106,48 +106,69 @@ def _layer(config: Qwen3Config, shard: Shard, index: int) -> Iterator[Parameter]
     if config.moe is not None and index in config.moe.sparse_layers:
         yield from _experts(config, shard, prefix, f"{stored_prefix}mlp.")
     else:
-        gate_up, down = _swiglu(
-            f"{stored_prefix}mlp.", hidden, config.intermediate_size, shard.intermediate_size, shard
-        )
         width = shard.intermediate_size
+        gate_up, down = _swiglu(
+            f"{stored_prefix}mlp.", hidden, config.intermediate_size, width, shard, is_fused=config.fused
+        )
         yield Parameter(f"{prefix}gate_up", (2 * width, hidden), gate_up, Role.GATED_MATRIX)
         yield Parameter(f"{prefix}down", (hidden, width), (down,), Role.MATRIX)
 
 
-def _attention(config: Qwen3Config, shard: Shard, prefix: str, stored_prefix: str) -> Iterator[Parameter]:
+def _attention(config: DecoderConfig, shard: Shard, prefix: str, stored_prefix: str) -> Iterator[Parameter]:
     hidden, head_dim = config.hidden_size, config.head_dim
     heads = _slice(shard.rank * shard.num_heads * head_dim, shard.num_heads * head_dim)
     kv_heads = _slice(shard.first_kv_head * head_dim, shard.num_kv_heads * head_dim)
     width = shard.num_heads * head_dim
-    matrix, bias, end = [], [], 0
-    for name, count, part in (
-        ("q", config.num_heads, heads),
-        ("k", config.num_kv_heads, kv_heads),
-        ("v", config.num_kv_heads, kv_heads),
-    ):
-        start, end = end, end + part.stop - part.start
-        own = ((part,), (slice(start, end),))
-        matrix.append(StoredTensor(f"{stored_prefix}{name}_proj.weight", (count * head_dim, hidden), *own))
-        bias.append(StoredTensor(f"{stored_prefix}{name}_proj.bias", (count * head_dim,), *own))
-    output = StoredTensor(f"{stored_prefix}o_proj.weight", (hidden, config.num_heads * head_dim), (slice(None), heads))
+    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    matrix, bias, end, offset = [], [], 0, 0
+    for name, size, own in (("q", q_size, heads), ("k", kv_size, kv_heads), ("v", kv_size, kv_heads)):
+        start, end = end, end + own.stop - own.start
+        stored_size = q_size + 2 * kv_size if config.fused else size
+        rows = _rows(offset + own.start, offset + own.stop, config, is_rotated=name != "v")
+        part = ((rows,), (slice(start, end),))
+        stored_name = f"{stored_prefix}{'qkv' if config.fused else name}_proj"
+        matrix.append(StoredTensor(f"{stored_name}.weight", (stored_size, hidden), *part))
+        bias.append(StoredTensor(f"{stored_name}.bias", (stored_size,), *part))
+        offset += size if config.fused else 0
+    output = StoredTensor(f"{stored_prefix}o_proj.weight", (hidden, q_size), (slice(None), heads))
     yield Parameter(f"{prefix}qkv", (end, hidden), tuple(matrix), Role.MATRIX)
-    yield _whole(f"{prefix}q_norm", f"{stored_prefix}q_norm.weight", head_dim)
-    yield _whole(f"{prefix}k_norm", f"{stored_prefix}k_norm.weight", head_dim)
+    if config.qk_norm:
+        for name in "qk":
+            rows = _rows(0, head_dim, config, is_rotated=True)
+            norm = StoredTensor(f"{stored_prefix}{name}_norm.weight", (head_dim,), (rows,))
+            yield Parameter(f"{prefix}{name}_norm", (head_dim,), (norm,))
     yield Parameter(f"{prefix}output", (hidden, width), (output,), Role.MATRIX)
-    if config.attention_bias:
+    if config.qkv_bias:
         yield Parameter(f"{prefix}qkv_bias", (end,), tuple(bias))
+    if config.output_bias:
         output_bias = _whole(f"{prefix}output_bias", f"{stored_prefix}o_proj.bias", hidden)
         yield replace(output_bias, kept=shard.rank == 0)
 
 
-def _experts(config: Qwen3Config, shard: Shard, prefix: str, stored_prefix: str) -> Iterator[Parameter]:
+def _rows(start: int, end: int, config: DecoderConfig, *, is_rotated: bool) -> slice | list[int]:
+    """Rows of whole heads, in the order of the kernels.
+
+    A kernel rotates a dimension of a head's first half with the one as far into its second half. Where only the first
+    `rotated` dimensions are, a checkpoint pairs those by their own halves: so each head's are put into the order
+    first half rotated, first half left alone, second half rotated, second half left alone. As q and k are in the same
+    order, their products stay what they were.
+    """
+    rotated, head_dim = config.rotated, config.head_dim
+    if not is_rotated or rotated == head_dim:
+        return slice(start, end)
+    middle = rotated + (head_dim - rotated) // 2
+    halves = (range(rotated // 2), range(rotated, middle), range(rotated // 2, rotated), range(middle, head_dim))
+    return [head + dim for head in range(start, end, head_dim) for dims in halves for dim in dims]
+
+
+def _experts(config: DecoderConfig, shard: Shard, prefix: str, stored_prefix: str) -> Iterator[Parameter]:
     assert config.moe is not None
     hidden, count, width = config.hidden_size, config.moe.num_experts, shard.expert_intermediate_size
     gate_up: list[StoredTensor] = []
     down = []
     for index in range(count):
         of_expert = f"{stored_prefix}experts.{index}."
-        both, one = _swiglu(of_expert, hidden, config.moe.intermediate_size, width, shard)
+        both, one = _swiglu(of_expert, hidden, config.moe.intermediate_size, width, shard, is_fused=False)
         gate_up += [replace(stored, target=(index, *stored.target)) for stored in both]
         down.append(replace(one, target=(index,)))
     router = StoredTensor(f"{stored_prefix}gate.weight", (count, hidden))
@@ -157,14 +178,19 @@ def _experts(config: Qwen3Config, shard: Shard, prefix: str, stored_prefix: str)
 
 
 def _swiglu(
-    prefix: str, hidden: int, intermediate: int, width: int, shard: Shard
+    prefix: str, hidden: int, intermediate: int, width: int, shard: Shard, *, is_fused: bool
 ) -> tuple[tuple[StoredTensor, ...], StoredTensor]:
     """Gate over up, and down; `width` is this rank's part of `intermediate`."""
+    both = []
+    for index, name in enumerate(("gate", "up")):
+        start = shard.rank * width + (index * intermediate if is_fused else 0)
+        stored_name, rows = (
+            (f"{prefix}gate_up_proj", 2 * intermediate) if is_fused else (f"{prefix}{name}_proj", intermediate)
+        )
+        own = ((_slice(start, width),), (_slice(index * width, width),))
+        both.append(StoredTensor(f"{stored_name}.weight", (rows, hidden), *own))
     part = _slice(shard.rank * width, width)
-    shape = (intermediate, hidden)
-    gate = StoredTensor(f"{prefix}gate_proj.weight", shape, (part,), (slice(0, width),))
-    up = StoredTensor(f"{prefix}up_proj.weight", shape, (part,), (slice(width, 2 * width),))
-    return (gate, up), StoredTensor(f"{prefix}down_proj.weight", (hidden, intermediate), (slice(None), part))
+    return tuple(both), StoredTensor(f"{prefix}down_proj.weight", (hidden, intermediate), (slice(None), part))
 
 
 def _whole(name: str, stored_name: str, size: int) -> Parameter:

@@ -1,4 +1,4 @@
-"""Qwen3: the forward pass of a rank. The attention backend decides which K and V a token sees."""
+"""A decoder: the forward pass of a rank. The attention backend decides which K and V a token sees."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,19 +40,19 @@ class _Layer:
     @classmethod
     def of(cls, weights: Weights, index: int, kernels: KernelSet, cos_sin: Tensor, cache: KVCache) -> "_Layer":
         config, prefix = weights.layout.config, f"layers.{index}."
-        q_norm, k_norm = (weights.tensor(f"{prefix}{name}_norm") for name in "qk")
+        norms = (weights.tensor(f"{prefix}q_norm"), weights.tensor(f"{prefix}k_norm")) if config.qk_norm else None
         return cls(
             input_norm=weights.tensor(f"{prefix}input_norm"),
             qkv=kernels.projection(weights.matrix(f"{prefix}qkv"), weights.optional(f"{prefix}qkv_bias")),
-            rope_store=RopeStoreLayer(q_norm, k_norm, config.rms_norm_eps, cos_sin, cache),
+            rope_store=RopeStoreLayer(norms, config.rms_norm_eps, cos_sin, cache),
             output=kernels.projection(weights.matrix(f"{prefix}output"), weights.optional(f"{prefix}output_bias")),
             post_attention_norm=weights.tensor(f"{prefix}post_attention_norm"),
             mlp=run_mlp(weights, index, kernels),
         )
 
 
-class Qwen3(Generic[Metadata]):
-    """Qwen3 over a paged KV cache (Yang et al. 2025, arXiv:2505.09388), or a rank's part of it.
+class Decoder(Generic[Metadata]):
+    """A decoder over a paged KV cache, as its `DecoderConfig` describes it, or a rank's part of it.
 
     Args:
         weights: the rank's shard, in the layout of the kernels.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.model.checkpoint_layout import Parameter, Role, parameters
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 from executor_svc.model.packing import AS_IS, Matrix, Packing, TensorSpec
 from executor_svc.model.sharding import Shard
 
@@ -23,7 +23,7 @@ class WeightLayout:
         has_head: whether logits are computed.
     """
 
-    config: Qwen3Config
+    config: DecoderConfig
     shard: Shard
     dtype: torch.dtype
     packing: Packing = AS_IS

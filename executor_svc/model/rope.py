@@ -3,28 +3,53 @@
 import math
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
 from executor_svc.model.config import RopeConfig
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:
-    """Cosines (first half) and sines (second half) of every position, float32 [max_positions, head_dim]."""
+    """Cosines (first half) and sines (second half) of every position, float32 [max_positions, head_dim].
+
+    Pairs that are not rotated are turned by no angle: `checkpoint_layout` puts them after the others in each half.
+    """
     inv_freq, attention_factor = inverse_frequencies(rope, head_dim)
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inv_freq
-    return torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
+    left_alone = head_dim // 2 - len(inv_freq)
+    cosines = F.pad(angles.cos() * attention_factor, (0, left_alone), value=1.0)
+    sines = F.pad(angles.sin() * attention_factor, (0, left_alone))
+    return torch.cat((cosines, sines), dim=-1)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Radians a position adds to each pair of dimensions, and the scale of cosines and sines.
+    """Radians a position adds to each rotated pair of dimensions, and the scale of cosines and sines.
 
     Returns:
-        float32 [head_dim / 2], and the attention factor (1.0 except for yarn).
+        float32 [rotated / 2], and the attention factor.
     """
-    frequencies = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if rope.rope_type == "default":
-        return 1.0 / frequencies, 1.0
-    return _yarn(rope, head_dim, frequencies)
+    dims = rope.rotated or head_dim
+    frequencies = rope.theta ** (torch.arange(0, dims, 2, dtype=torch.float32) / dims)
+    match rope.rope_type:
+        case "linear":
+            return 1.0 / frequencies / rope.factor, 1.0
+        case "llama3":
+            return _llama3(rope, 1.0 / frequencies), 1.0
+        case "divided":
+            divisors = torch.tensor(rope.divisors, dtype=torch.float32)
+            return 1.0 / (divisors * frequencies), 1.0 if rope.attention_factor is None else rope.attention_factor
+        case "yarn":
+            return _yarn(rope, dims, frequencies)
+        case _:
+            return 1.0 / frequencies, 1.0
+
+
+def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
+    """Llama 3.1's scaling (arXiv:2407.21783): waves that are long for the pretraining context are stretched by
+    `factor`, short ones stay, and a ramp leads from one to the other."""
+    turns = rope.original_max_positions * inv_freq / (2 * math.pi)
+    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    return (1 - kept) * inv_freq / rope.factor + kept * inv_freq
 
 
 def _yarn(rope: RopeConfig, head_dim: int, frequencies: Tensor) -> tuple[Tensor, float]:

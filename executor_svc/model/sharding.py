@@ -8,7 +8,7 @@ embedding and the head are cut by the vocabulary.
 from dataclasses import dataclass
 
 from common.errors import CheckpointError
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig
 
 _VOCAB_MULTIPLE = 64  # rows of logits begin where wide loads and tensor cores want them to
 
@@ -39,7 +39,7 @@ class Shard:
     vocab: range
 
     @classmethod
-    def of(cls, config: Qwen3Config, rank: int = 0, size: int = 1) -> "Shard":
+    def of(cls, config: DecoderConfig, rank: int = 0, size: int = 1) -> "Shard":
         """The part of rank `rank` among `size`; by default the whole model.
 
         Raises:
@@ -69,7 +69,7 @@ class Shard:
             vocab=range(first_row, end),
         )
 
-    def layer_products(self, config: Qwen3Config) -> int:
+    def layer_products(self, config: DecoderConfig) -> int:
         """Multiplications that a token takes in the matrices of a layer: the larger kind, where there are two."""
         attention = (2 * self.num_heads + 2 * self.num_kv_heads) * config.head_dim
         chosen = 0 if config.moe is None else config.moe.num_chosen

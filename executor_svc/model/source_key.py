@@ -8,14 +8,13 @@ from blake3 import blake3
 from common.errors import CheckpointError
 from common.model_reading import MAX_INDEX_BYTES, read_model_file
 from executor_svc.model.checkpoint import INDEX_FILE, stored_files
-from executor_svc.model.config import Qwen3Config
-from executor_svc.model.weights import identity
+from executor_svc.model.config import DecoderConfig, identity
 
 _VERSION = 2
 _MAX_HEADER_BYTES = 100_000_000  # of the format: safetensors itself reads no longer one
 
 
-def source_key(folder: Path, config: Qwen3Config) -> str:
+def source_key(folder: Path, config: DecoderConfig) -> str:
     """BLAKE3 over the configuration, and over each file of weights: name, device, inode, size, times, and its header.
 
     The time of the last change of an inode is among them, which no program can set back: who writes into a file in

@@ -13,35 +13,11 @@ from torch import Tensor
 
 from executor_svc.model.checkpoint import HEAD, TensorSource, check_tensors
 from executor_svc.model.checkpoint_layout import Parameter, Role
-from executor_svc.model.config import Qwen3Config
+from executor_svc.model.config import DecoderConfig, identity
 from executor_svc.model.packing import AS_IS, Matrix, Packing, TensorSpec
 from executor_svc.model.prepared import WeightLayout, Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.sharding import Shard
-
-_ALWAYS_IDENTIFIED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "tied",
-)
-_ROPE_ALWAYS_IDENTIFIED = (
-    "rope_type",
-    "theta",
-    "factor",
-    "original_max_positions",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-)
 
 NewTensor = Callable[[str, TensorSpec], Tensor]
 """Makes the memory of a prepared tensor, by its name."""
@@ -49,7 +25,7 @@ NewTensor = Callable[[str, TensorSpec], Tensor]
 
 def load_weights(
     checkpoint: TensorSource,
-    config: Qwen3Config,
+    config: DecoderConfig,
     dtype: torch.dtype,
     device: torch.device,
     group: RankGroup = SINGLE_RANK,
@@ -170,17 +146,3 @@ def _shared(own: dict[int, Future[bytes]], num_names: int, device: torch.device,
     total = torch.from_numpy(digests.view(np.int32)).to(device)
     group.all_reduce(total)
     return [row.tobytes() for row in total.cpu().numpy()]
-
-
-def identity(config: Qwen3Config) -> bytes:
-    """The facts of a configuration that decide the tokens, as canonical JSON.
-
-    They are named one by one: a field that is added changes no fingerprint of a model that was served before. A fact
-    that most models share stands here only where it differs from what they have.
-    """
-    facts = {name: getattr(config, name) for name in _ALWAYS_IDENTIFIED}
-    facts |= {"attention_bias": config.attention_bias, "moe": config.moe}
-    facts["rope"] = {name: getattr(config.rope, name) for name in _ROPE_ALWAYS_IDENTIFIED}
-    if config.score_token is not None:
-        facts["score_token"] = config.score_token
-    return msgspec.json.encode(msgspec.to_builtins(facts), order="deterministic")

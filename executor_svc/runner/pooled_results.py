@@ -11,7 +11,7 @@ from common import messages as m
 from common.plan import ExecutorLimits, PlanColumns
 from common.pooled_rows import PooledRows
 from common.sampling_columns import FloatArray
-from executor_svc.model.model import Qwen3
+from executor_svc.model.model import Decoder
 from executor_svc.staging.arena import Arena, packed_size
 
 
@@ -56,7 +56,7 @@ class PooledResults:
         tokens, scored_tokens, token_ids = self._arena.upload(arrays)
         return StagedResults(tokens, scored_tokens, token_ids, self._out[: int(pooled.sizes.sum())])
 
-    def compute(self, staged: StagedResults, hidden_states: Tensor, model: Qwen3[Any]) -> None:
+    def compute(self, staged: StagedResults, hidden_states: Tensor, model: Decoder[Any]) -> None:
         """Fill `staged.out` from a step's hidden states [tokens, hidden]."""
         num_values = len(staged.tokens) * self._hidden_size
         if num_values:

@@ -10,7 +10,7 @@ from common import messages as m
 from common.plan import ExecutorLimits
 from common.prompt_targets import PromptTargets
 from executor_svc.model.draw import TargetLogProbs, TokenDraw
-from executor_svc.model.model import Qwen3
+from executor_svc.model.model import Decoder
 from executor_svc.staging.arena import Arena, packed_size
 
 
@@ -54,7 +54,7 @@ class PromptLogprobs:
         tokens, ids = self._arena.upload([targets.tokens, targets.targets])
         return StagedTargets(tokens, ids, out)
 
-    def compute(self, staged: StagedTargets, hidden_states: Tensor, model: Qwen3[Any], draw: TokenDraw) -> None:
+    def compute(self, staged: StagedTargets, hidden_states: Tensor, model: Decoder[Any], draw: TokenDraw) -> None:
         """Fill `staged.out` from a step's hidden states [tokens, hidden]. The model's logits are others afterwards."""
         num_targets = len(staged.tokens)
         for first in range(0, num_targets, self._rows):

@@ -14,7 +14,7 @@ from common.plan import ExecutorLimits, PlanColumns
 from common.wire import IntArray
 from executor_svc.model.attention import AttentionBackend
 from executor_svc.model.draw import Drawn, TokenDraw
-from executor_svc.model.model import Qwen3
+from executor_svc.model.model import Decoder
 from executor_svc.runner.asked_steps import AskedSteps, PendingStep
 from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.graphs import StepGraphs, next_size
@@ -54,7 +54,7 @@ class Runner(Generic[Metadata]):
 
     def __init__(
         self,
-        model: Qwen3[Metadata],
+        model: Decoder[Metadata],
         draw: TokenDraw,
         backend: AttentionBackend[Metadata],
         limits: ExecutorLimits,
@@ -273,7 +273,7 @@ class Runner(Generic[Metadata]):
         """All layers, log-probabilities of prompts, pooled results, and the logits of each sampled row. Nothing here,
         nor in `_sample`, waits for a GPU.
 
-        `parts`: see `Qwen3.hidden_states`.
+        `parts`: see `Decoder.hidden_states`.
         """
         # Steps of decode rows alone have nothing to leave out.
         ends_alone = targets is None and batch.num_tokens > len(batch.row_ends)

@@ -172,8 +172,9 @@ class CpuKernels:
         tokens, heads, head_dim = out.shape
         kv_heads, block_size = check_cache(layer.cache, head_dim)
         check("qkv", qkv, BF16, (tokens, (heads + 2 * kv_heads) * head_dim))
-        check("q_weight", layer.q_weight, BF16, (head_dim,))
-        check("k_weight", layer.k_weight, BF16, (head_dim,))
+        if (norms := layer.norms) is not None:
+            check("q_weight", norms[0], BF16, (head_dim,))
+            check("k_weight", norms[1], BF16, (head_dim,))
         check_dense("cos_sin", layer.cos_sin, FLOAT32, (len(layer.cos_sin), head_dim))
         check("positions", positions, INT32, (tokens,))
         check("slot_mapping", slot_mapping, INT32, (tokens,))
@@ -181,8 +182,7 @@ class CpuKernels:
         self._library.qk_norm_rope_store(
             qkv.data_ptr(),
             qkv.stride(0),
-            layer.q_weight.data_ptr(),
-            layer.k_weight.data_ptr(),
+            *((None, None) if norms is None else (weight.data_ptr() for weight in norms)),
             layer.cos_sin.data_ptr(),
             positions.data_ptr(),
             slot_mapping.data_ptr(),

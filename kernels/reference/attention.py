@@ -153,7 +153,7 @@ def paged_attention(query: Tensor, cache: KVCache, rows: AttentionRows, scale: f
         query: [tokens, heads, head_dim].
         cache: in the dtype of `query` and any strides; heads is a multiple of kv_heads.
         rows: of the step; of any integer dtype.
-        scale: of the scores, `head_dim ** -0.5` in Qwen3.
+        scale: of the scores, `head_dim ** -0.5`.
         out: [tokens, heads, head_dim], dtype of `query`.
     """
     _, num_kv_heads, block_size, head_dim = cache.keys.shape

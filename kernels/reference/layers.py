@@ -1,6 +1,6 @@
-"""Everything in a Qwen3 layer but attention.
+"""Everything in a decoder's layer but attention.
 
-Roundings follow transformers' Qwen3 (norms are rounded before their weight is applied), so that in bfloat16 the
+Roundings follow transformers' decoders (norms are rounded before their weight is applied), so that in bfloat16 the
 two stay as close as two implementations can.
 """
 
@@ -68,8 +68,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
 def qk_norm_rope_store(
     qkv: Tensor, layer: RopeStoreLayer, positions: Tensor, slot_mapping: Tensor, out: Tensor
 ) -> None:
-    """Take a fused projection apart: each head of q and k is normalized and rotated to its position, k and v go into
-    the KV cache.
+    """Take a fused projection apart: each head of q and k is normalized, if the layer has weights for that, and rotated
+    to its position; k and v go into the KV cache.
 
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
@@ -83,9 +83,11 @@ def qk_norm_rope_store(
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
     q, k, v = heads.split_with_sizes([num_heads, num_kv_heads, num_kv_heads], dim=1)
     cos, sin = layer.cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-    _rotate(_normalized(q, layer.eps) * layer.q_weight, cos, sin, out)
+    if layer.norms is not None:
+        q, k = (_normalized(x, layer.eps) * weight for x, weight in zip((q, k), layer.norms, strict=True))
+    _rotate(q, cos, sin, out)
     rotated_k = torch.empty_like(k)
-    _rotate(_normalized(k, layer.eps) * layer.k_weight, cos, sin, rotated_k)
+    _rotate(k, cos, sin, rotated_k)
     store_kv(rotated_k, v, layer.cache, slot_mapping)
 
 

@@ -17,9 +17,9 @@ from common.plan import ExecutorLimits
 from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
 from executor_svc.model.attention import KVGeometry
 from executor_svc.model.checkpoint import Checkpoint
-from executor_svc.model.config import read_config
+from executor_svc.model.config_file import read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
-from executor_svc.model.model import Qwen3
+from executor_svc.model.model import Decoder
 from executor_svc.model.rank_group import RankGroup, join_group
 from executor_svc.model.sharding import Shard
 from executor_svc.model.vocab_parallel import VocabParallelDraw
@@ -124,7 +124,7 @@ def start_rank(
     backend = TorchBackend(geometry, limits, CPU)
     lengths = {"max_model_len": 512, "max_batch_tokens": 512, "max_num_seqs": max_num_seqs}
     kernels = TorchKernels()
-    model = Qwen3(weights, kernels, backend, group=group, **lengths)
+    model = Decoder(weights, kernels, backend, group=group, **lengths)
     whole = WholeDraw(kernels, max_num_seqs, config.vocab_size, CPU)
     draw: TokenDraw = whole
     if group.size > 1:

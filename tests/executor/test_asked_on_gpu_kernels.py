@@ -3,9 +3,10 @@
 import pytest
 
 from tests.executor.conftest import Make
+from tests.executor.gpu_kernels import start_on_gpu_kernels
 from tests.executor.harness import start
+from tests.executor.recorded import OPTIONS
 from tests.executor.test_constraints import CASES, EVERYTHING
-from tests.executor.test_recorded_steps import OPTIONS, start_on_gpu_kernels
 from tests.support.in_process import serve, submit
 
 

@@ -12,7 +12,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from common.errors import CheckpointError
 from common.model_files import DEMO_MODEL_DIR
-from executor_svc.model.config import MoeConfig, RopeConfig, read_config
+from executor_svc.model.config import MoeConfig, RopeConfig
+from executor_svc.model.config_file import read_config
 from executor_svc.model.rope import inverse_frequencies
 
 # The fields of Qwen/Qwen3-32B's config.json as published, in the layout from before transformers 5.
@@ -136,6 +137,8 @@ def test_yarn_in_both_layouts(tmp_path: Path, key: str, type_key: str) -> None:
 
 DEFAULT = {"rope_type": "default", "rope_theta": 1e6}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {"rope_parameters": {**YARN, "rope_theta": 2e6}},
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
         {"rope_scaling": {"type": "yarn", "factor": 2}},
+        {"rope_scaling": {"type": "linear", "factor": 2.5}},
+        {"rope_scaling": LLAMA3},
+        {"rope_scaling": {**LLAMA3, "low_freq_factor": 2.0, "high_freq_factor": 3.0}},
         {"rope_scaling": {**YARN, "type": "default"}},
         {"rope_scaling": {**YARN, "truncate": None, "beta_fast": None, "mscale": None}},
         {"rope_scaling": {**YARN, "original_max_position_embeddings": 32768.0}},
@@ -162,10 +168,10 @@ def test_the_rope_is_that_of_transformers(tmp_path: Path, changes: dict[str, Any
     rope = read_config(write(tmp_path, **changes)).rope
     theirs = AutoConfig.from_pretrained(tmp_path)
     assert (rope.rope_type, rope.theta) == tuple(theirs.rope_parameters[key] for key in ("rope_type", "rope_theta"))
-    if rope.rope_type == "yarn":
-        expected, expected_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+    if rope.rope_type != "default":
+        expected, expected_factor = ROPE_INIT_FUNCTIONS[rope.rope_type](theirs, torch.device("cpu"))
         frequencies, factor = inverse_frequencies(rope, 128)
-        torch.testing.assert_close(frequencies, expected, atol=0, rtol=0)
+        torch.testing.assert_close(frequencies, expected, atol=0, rtol=3e-7 if rope.rope_type == "llama3" else 0)
         assert factor == expected_factor
 
 
@@ -193,7 +199,7 @@ def test_demo_model() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model_type": "qwen2_moe"}, "has model_type 'qwen2_moe'; only 'qwen3' and 'qwen3_moe' can be served"),
+        ({"model_type": "qwen2_moe"}, "has model_type 'qwen2_moe'; only llama, mistral, "),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' (only 'silu')"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights (fp8)"),
         ({"num_experts": 128}, "a mixture of 128 experts"),
@@ -203,13 +209,22 @@ def test_demo_model() -> None:
         ),
         ({**QWEN3_30B_A3B, "moe_intermediate_size": 0}, "moe.intermediate_size 0; it must be at least 1"),
         ({**QWEN3_30B_A3B, "decoder_sparse_step": 0}, "decoder_sparse_step 0 (only 1 and above)"),
-        ({**QWEN3_30B_A3B, "use_sliding_window": True, "sliding_window": 4096}, "sliding-window attention"),
-        ({"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 32}, "sliding-window attention"),
+        ({"mlp_bias": True}, "mlp_bias (biases in the MLP)"),
         (
-            {"use_sliding_window": True, "sliding_window": 4096, "layer_types": ["sliding_attention"] * 64},
-            "sliding-window attention (4096 positions)",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}},
+            "rope type 'dynamic' (only default, linear, yarn, llama3, longrope)",
         ),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope type 'llama3' (only 'default' and 'yarn')"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "linear without a factor"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "longrope without a short_factor"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "1 rope factors for 64 pairs"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [0.0] * 64}},
+            "a rope factor 0.0; all must be above 0",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 1.0}},
+            "rope high_freq_factor 1; it must be above low_freq_factor 1",
+        ),
         ({"rope_scaling": {"rope_type": "yarn"}}, "yarn without a factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 (only 1)"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 (only 1)"),
@@ -221,7 +236,7 @@ def test_demo_model() -> None:
         ({"hidden_size": 5120.5}, "Expected `int`, got `float` - at `$.hidden_size`"),
         ({"hidden_act": "gelu", "num_experts": 8}, "hidden_act 'gelu' (only 'silu'); a mixture of 8 experts"),
         ({"num_key_value_heads": 7}, "64 attention heads, not a multiple of its 7 KV heads"),
-        ({"head_dim": 127}, "head_dim 127; rotary embedding needs an even one"),
+        ({"head_dim": 127}, "rotates 127 of a head's 127 dimensions; rotary embedding needs an even number"),
         ({"vocab_size": 0}, "vocab_size 0; it must be at least 1"),
         ({"vocab_size": 2**31 - 1}, "vocab_size 2147483647, the limit is 1048576"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000, the limit is 1024"),
@@ -253,9 +268,28 @@ def test_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> Non
     assert str(tmp_path / "config.json") in str(raised.value)
 
 
-def test_unused_sliding_window_is_fine(tmp_path: Path) -> None:
-    read_config(write(tmp_path, use_sliding_window=False, sliding_window=4096, max_window_layers=0))
-    read_config(write(tmp_path, use_sliding_window=True, sliding_window=4096, max_window_layers=64))
+WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 0}, None),
+        ({**WINDOW, "max_window_layers": 64}, None),
+        ({**WINDOW, "max_window_layers": 32}, 4096),
+        ({**WINDOW, "layer_types": ["sliding_attention"] * 64}, 4096),
+        ({**WINDOW, "layer_types": ["full_attention"] * 64}, None),
+        ({**QWEN3_30B_A3B, **WINDOW}, 4096),
+        ({**WINDOW, "sliding_window": 50_000, "max_window_layers": 32}, None),  # no sequence becomes so long
+    ],
+    ids=str,
+)
+def test_positions_beyond_a_sliding_window_are_not_exact(
+    tmp_path: Path, changes: dict[str, Any], window: int | None
+) -> None:
+    config = read_config(write(tmp_path, **changes))
+    assert config.exact_positions == (window or config.max_positions)
+    assert bool(config.exact_because) == (window is not None)
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff\xfe", b'{"model_type": "qwen3"}'])

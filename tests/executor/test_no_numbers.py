@@ -17,9 +17,9 @@ from executor_svc.model.rank_group import RankGroup
 from executor_svc.runner.runner import Runner
 from kernels import reference
 from tests.executor.conftest import Make
+from tests.executor.gpu_kernels import start_on_gpu_kernels
 from tests.executor.harness import Row, int32, make_plan, start, through_the_wire
 from tests.executor.ranks import in_threads, start_rank
-from tests.executor.test_recorded_steps import start_on_gpu_kernels
 
 TOKEN = 100  # the one that is strange, and that constraints ask something of
 PROMPT = [1, 2, TOKEN]

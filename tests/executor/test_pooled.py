@@ -26,7 +26,7 @@ from common.step_result import ResultColumns, parse_result
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
 from executor_svc.model.checkpoint_layout import SCORE
-from executor_svc.model.config import read_config
+from executor_svc.model.config_file import read_config
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.sharding import Shard
@@ -38,9 +38,9 @@ from executor_svc.runner.runner import Runner
 from executor_svc.startup import start_executor
 from kernels.cpu import ISA_VARIABLE
 from tests.executor.conftest import Make
+from tests.executor.gpu_kernels import start_on_gpu_kernels
 from tests.executor.harness import RUNNABLE_ISAS, Pool, Row, make_plan, poison_cache, run, start, through_the_wire
 from tests.executor.ranks import CPU, in_threads, start_rank
-from tests.executor.test_recorded_steps import start_on_gpu_kernels
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits, reference_model
 from tests.support.effort import examples
 from tests.support.in_process import serve, submit

@@ -22,10 +22,10 @@ from executor_svc.runner.group_runner import pack, unpack
 from executor_svc.runner.prompt_logprobs import PromptLogprobs
 from executor_svc.runner.runner import Runner
 from tests.executor.conftest import Make
+from tests.executor.gpu_kernels import start_on_gpu_kernels
 from tests.executor.harness import Driver, Pool, Row, int32, make_plan, run, start, through_the_wire
 from tests.executor.ranks import CPU, in_threads, start_rank
 from tests.executor.test_constraints import CASES
-from tests.executor.test_recorded_steps import start_on_gpu_kernels
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
 from tests.support.effort import examples
 

@@ -16,9 +16,9 @@ from executor_svc.devices.kept_memory import KeptMemory
 from executor_svc.model.attention import KVGeometry
 from tests.executor import harness
 from tests.executor.conftest import Make
+from tests.executor.gpu_kernels import CalledAgain, assert_same_tokens, start_on_gpu_kernels
 from tests.executor.recorded import BLOCK_SIZE, OPTIONS, record
 from tests.executor.test_cuda_weights import on_the_host
-from tests.executor.test_recorded_steps import CalledAgain, assert_same_tokens, start_on_gpu_kernels
 from tests.support.fake_cuda import FakeCuda
 
 NUM_BLOCKS = int(OPTIONS["num_blocks"])

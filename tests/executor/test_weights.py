@@ -26,7 +26,7 @@ from executor_svc.model.checkpoint import (
     has_other_head,
     stored_dtype,
 )
-from executor_svc.model.config import read_config
+from executor_svc.model.config_file import read_config
 from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.source_key import source_key
@@ -274,7 +274,7 @@ def test_missing_unexpected_misshaped_and_unreadable_at_once(edited: Callable[[E
         load(edited(edit))
     assert str(raised.value) == (
         "the checkpoint cannot be loaded: it lacks: model.layers.1.self_attn.k_proj.weight; "
-        "no Qwen3 of this configuration has: model.layers.0.self_attn.k_proj.lora; "
+        "no model of this configuration has: model.layers.0.self_attn.k_proj.lora; "
         "the configuration gives other shapes: model.norm.weight is [7], not [32]; "
         "only F32, BF16, F16 can be read: model.layers.0.mlp.up_proj.weight is I8"
     )

@@ -37,8 +37,9 @@ def test_add_rms_norm(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, hf_norm(weight)(total), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("is_normed", [True, False])
 @pytest.mark.parametrize("layout", ["heads apart", "heads side by side"])
-def test_qk_norm_rope_store(layout: str) -> None:
+def test_qk_norm_rope_store(layout: str, is_normed: bool) -> None:
     heads, kv_heads, dim, tokens = 6, 2, 16, 9
     qkv = noise(tokens, (heads + 2 * kv_heads) * dim)
     q_weight, k_weight = noise(dim), noise(dim + 1)[:dim]
@@ -50,11 +51,13 @@ def test_qk_norm_rope_store(layout: str) -> None:
     caches = [torch.zeros(shape), torch.zeros(shape)]
     keys, values = caches if layout == "heads apart" else [cache.transpose(1, 2) for cache in caches]
     q = torch.full((tokens, heads, dim), torch.nan)
-    layer = RopeStoreLayer(q_weight, k_weight, 1e-6, cos_sin, KVCache(keys, values))
+    layer = RopeStoreLayer((q_weight, k_weight) if is_normed else None, 1e-6, cos_sin, KVCache(keys, values))
     reference.qk_norm_rope_store(qkv, layer, positions, slots, q)
 
     parts = qkv.view(tokens, -1, dim)
-    hf_q, hf_k = hf_norm(q_weight)(parts[:, :heads]), hf_norm(k_weight)(parts[:, heads : heads + kv_heads])
+    hf_q, hf_k = parts[:, :heads], parts[:, heads : heads + kv_heads]
+    if is_normed:
+        hf_q, hf_k = hf_norm(q_weight)(hf_q), hf_norm(k_weight)(hf_k)
     cos, sin = (half[positions].repeat(1, 2) for half in cos_sin.chunk(2, -1))
     hf_q, hf_k = apply_rotary_pos_emb(hf_q[None].transpose(1, 2), hf_k[None].transpose(1, 2), cos[None], sin[None])
     torch.testing.assert_close(q, hf_q[0].transpose(0, 1), atol=1e-6, rtol=1e-6)

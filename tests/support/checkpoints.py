@@ -1,4 +1,4 @@
-"""Qwen3 checkpoints with random weights, in the proportions of the real ones, and what transformers says of them."""
+"""Checkpoints with random weights, in the proportions of real models, and what transformers says of them."""
 
 import functools
 import shutil
@@ -34,12 +34,13 @@ def make_checkpoint(
     num_layers: int = 4,
     shards: int = 1,
     experts: bool = False,
+    family: str = "qwen3",
     rope: dict[str, Any] | None = None,
     seed: int = 0,
     tokenizer: bool = False,
     **config: Any,
 ) -> Path:
-    """Write a random Qwen3 through transformers' own `save_pretrained` and return its folder.
+    """Write a random model through transformers' own `save_pretrained` and return its folder.
 
     Args:
         folder: made if need be.
@@ -48,20 +49,21 @@ def make_checkpoint(
         tied: whether the output projection is the embedding table.
         shards: files of weights, about; 1 writes a single one without an index.
         experts: whether it is a Qwen3-MoE, with `EXPERTS`.
+        family: the `model_type` of any other.
         rope: transformers' `rope_parameters`.
         seed: of the weights.
         tokenizer: whether to copy the demo model's (the vocabulary becomes as large as that one's).
-        config: anything else of transformers' Qwen3Config or Qwen3MoeConfig.
+        config: anything else of transformers' class for the family's configuration.
     """
-    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    make_config, make_model = (Qwen3MoeConfig, Qwen3MoeForCausalLM) if experts else (Qwen3Config, Qwen3ForCausalLM)
     sizes = {"vocab_size": VOCAB_SIZE, "intermediate_size": 2 * PRESETS[preset]["hidden_size"], **PRESETS[preset]}
     if tokenizer:
         sizes["vocab_size"] = demo_vocab_size()
     torch.manual_seed(seed)
-    model = make_model(
-        make_config(
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            "qwen3_moe" if experts else family,
             **{
                 **sizes,
                 **(EXPERTS if experts else {}),
@@ -72,7 +74,7 @@ def make_checkpoint(
                 # Far above the usual 0.02, so that the best two logits are well apart and attention matters.
                 "initializer_range": 0.3,
                 **config,
-            }
+            },
         )
     )
     with torch.no_grad():

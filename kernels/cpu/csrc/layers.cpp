@@ -43,14 +43,18 @@ float add_to_residual(const bf16* x, bf16* residual, int64_t size) {
   return sum(squares);
 }
 
-// Normalizes one head and rotates it (Su et al. 2021, arXiv:2104.09864); cos_sin holds cosines, then sines.
+// Normalizes one head, if there is a weight for that, and rotates it (Su et al. 2021, arXiv:2104.09864); cos_sin holds
+// cosines, then sines.
 void norm_and_rotate(const bf16* head, const bf16* weight, const float* cos_sin, float eps, bf16* out,
                      int64_t head_dim) {
   bf16 normed[kMaxHeadDim];
-  scale_row(head, weight, inverse_rms(sum_of_squares(head, head_dim), head_dim, eps), normed, head_dim);
+  if (weight != nullptr) {
+    scale_row(head, weight, inverse_rms(sum_of_squares(head, head_dim), head_dim, eps), normed, head_dim);
+    head = normed;
+  }
   const int64_t half = head_dim / 2;
   for (int64_t i = 0; i < half; i += kFloats) {
-    const Floats first = load_bf16(normed + i), second = load_bf16(normed + half + i);
+    const Floats first = load_bf16(head + i), second = load_bf16(head + half + i);
     const Floats cosine = load(cos_sin + i), sine = load(cos_sin + half + i);
     store_bf16(out + i, first * cosine - second * sine);
     store_bf16(out + half + i, second * cosine + first * sine);

@@ -26,7 +26,7 @@ from kernels.gpu.checks import check_contiguous, check_last_stride, check_rank, 
 LEAST_BLOCK_SIZE = 256
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_HEAD_DIMS = (64, 128)
-"""What Qwen3 has; flash-attn takes others as well, but not every build of it."""
+"""What most models have; flash-attn takes others as well, but not every build of it."""
 _EXTENSION = "flash_attn_2_cuda"
 _NO_WINDOW = (-1, -1)
 _NUM_ARGUMENTS = {"fwd_kvcache": 20, "varlen_fwd": 21}  # of flash-attn 2.7.3 to 2.8.3 and later

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.gpu.attention.work import Capacity, Cutting, Ints, RowColumns, cut_rows
 from kernels.gpu.checks import check_power_of_two, check_range
 
+HEAD_DIMS = (16, 32, 64, 128)
 NARROW_LINES = 16
 """Lines of the smallest tile: queries times query heads of a KV head."""
 _L2_SHARE_BYTES = 24 * 2**20  # half of an H100's or H200's L2 cache
@@ -22,7 +23,7 @@ class AttentionShape:
 
     Attributes:
         num_heads, num_kv_heads: query heads, a multiple of the KV heads by 1 to 16.
-        head_dim: 16, 32, 64 or 128.
+        head_dim: one of `HEAD_DIMS`.
         block_size: positions of a block, a power of two from 16 up.
         dtype: of queries, caches and results: bfloat16, float16, or float32 (slow: for tests and debugging).
 

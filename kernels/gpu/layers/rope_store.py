@@ -108,8 +108,7 @@ def qk_norm_rope_store(
     qk_norm_rope_store_kernel.launch(
         (query_programs + kv_programs,),
         qkv,
-        layer.q_weight,
-        layer.k_weight,
+        *((qkv, qkv) if layer.norms is None else layer.norms),
         layer.cos_sin,
         positions,
         slot_mapping,
@@ -126,6 +125,7 @@ def qk_norm_rope_store(
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        NORMED=layer.norms is not None,
         **tiles.constants(),
     )
 
@@ -143,8 +143,10 @@ def _check(qkv: Tensor, layer: RopeStoreLayer, positions: Tensor, slot_mapping: 
     cache = (num_blocks, num_kv_heads, block_size, head_dim)
     for name, tensor, shape in (
         ("qkv", qkv, (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)),
-        ("q_weight", layer.q_weight, (head_dim,)),
-        ("k_weight", layer.k_weight, (head_dim,)),
+        *(
+            (name, weight, (head_dim,))
+            for name, weight in zip(("q_weight", "k_weight"), layer.norms or (), strict=False)
+        ),
         ("key_cache", keys, cache),
         ("value_cache", values, cache),
         ("out", out, out.shape),

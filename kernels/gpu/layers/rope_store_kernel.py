@@ -1,8 +1,8 @@
 """The kernel of `rope_store.py`.
 
-A head is loaded once, as two halves in the same threads: its norm is a sum over a few threads of one warp, and rotating
-it needs no exchange at all. Two kinds of programs run side by side: one takes query heads, the other takes key heads
-and the value heads beside them. Neither uses shared memory.
+A head is loaded once, as two halves in the same threads: its norm, if it has one, is a sum over a few threads of one
+warp, and rotating it needs no exchange at all. Two kinds of programs run side by side: one takes query heads, the other
+takes key heads and the value heads beside them. Neither uses shared memory.
 """
 
 import triton
@@ -44,8 +44,12 @@ def qk_norm_rope_store_kernel(
     QUERY_TOKENS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     KV_TOKENS: tl.constexpr,
+    NORMED: tl.constexpr,
 ):
-    """Arguments as of `qk_norm_rope_store`, and how `RopeStoreTiles` cuts them; one program for each tile."""
+    """Arguments as of `qk_norm_rope_store`, and how `RopeStoreTiles` cuts them; one program for each tile.
+
+    Without norms (NORMED false) the weights are not read.
+    """
     query_tiles: tl.constexpr = (NUM_HEADS + QUERY_GROUPS * QUERY_HEADS - 1) // (QUERY_GROUPS * QUERY_HEADS)
     kv_tiles: tl.constexpr = (NUM_KV_HEADS + KV_HEADS - 1) // KV_HEADS
     query_programs = tl.cdiv(num_tokens, QUERY_TOKENS) * query_tiles
@@ -64,6 +68,7 @@ def qk_norm_rope_store_kernel(
             QUERY_GROUPS,
             QUERY_HEADS,
             QUERY_TOKENS,
+            NORMED,
         )
     else:
         _store_keys_values(
@@ -80,6 +85,7 @@ def qk_norm_rope_store_kernel(
             BLOCK_SIZE,
             KV_HEADS,
             KV_TOKENS,
+            NORMED,
         )
 
 
@@ -96,6 +102,7 @@ def _rope_queries(
     GROUPS: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
+    NORMED: tl.constexpr,
 ):
     queries, qkv_stride = source
     out, out_token_stride, out_head_stride = target
@@ -111,9 +118,11 @@ def _rope_queries(
         first, second = _load_halves(source + group * HEADS * HEAD_DIM, inside, HEAD_DIM)
         firsts += (first,)
         seconds += (second,)
-    cos, sin, first_weight, second_weight = _load_rotation(cos_sin, places, weight, HEADS, TOKENS, HEAD_DIM)
+    cos, sin, first_weight, second_weight = _load_rotation(cos_sin, places, weight, HEADS, TOKENS, HEAD_DIM, NORMED)
     for group in tl.static_range(GROUPS):
-        first, second = _norm_rope(firsts[group], seconds[group], cos, sin, first_weight, second_weight, eps, HEAD_DIM)
+        first, second = _norm_rope(
+            firsts[group], seconds[group], cos, sin, first_weight, second_weight, eps, HEAD_DIM, NORMED
+        )
         _store_halves(target + group * HEADS * out_head_stride, first, second, inside, HEAD_DIM)
 
 
@@ -132,6 +141,7 @@ def _store_keys_values(
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
+    NORMED: tl.constexpr,
 ):
     keys, qkv_stride = source
     cos_sin, positions, eps = norm_rope
@@ -143,8 +153,8 @@ def _store_keys_values(
     source = keys + tokens * qkv_stride + heads * HEAD_DIM + dims
     first, second = _load_halves(source, inside, HEAD_DIM)
     first_value, second_value = _load_halves(source + NUM_HEADS * HEAD_DIM, inside, HEAD_DIM)
-    cos, sin, first_weight, second_weight = _load_rotation(cos_sin, places, weight, HEADS, TOKENS, HEAD_DIM)
-    first, second = _norm_rope(first, second, cos, sin, first_weight, second_weight, eps, HEAD_DIM)
+    cos, sin, first_weight, second_weight = _load_rotation(cos_sin, places, weight, HEADS, TOKENS, HEAD_DIM, NORMED)
+    first, second = _norm_rope(first, second, cos, sin, first_weight, second_weight, eps, HEAD_DIM, NORMED)
     stored = (slots >= 0) & (heads < NUM_HEADS)
     # int64: a pool of 100 GB has more than 2**31 values.
     blocks, offsets = (slots // BLOCK_SIZE).to(tl.int64), (slots % BLOCK_SIZE).to(tl.int64)
@@ -188,25 +198,33 @@ def _load_rotation(
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    NORMED: tl.constexpr,
 ):
-    """Cosines, sines and both halves of the weight.
+    """Cosines, sines and both halves of the weight, which are anything where heads are not normalized.
 
     They are loaded for every head of the tile, and so arrive in the layout of the heads: loaded once, they would have
     to be brought there through shared memory.
     """
     dims = tl.arange(0, HEAD_DIM // 2)[None, None, :]
     row = tl.broadcast_to(cos_sin + places.to(tl.int64) * HEAD_DIM + dims, [TOKENS, HEADS, HEAD_DIM // 2])
-    scale = tl.broadcast_to(weight + dims, [TOKENS, HEADS, HEAD_DIM // 2])
-    return tl.load(row), tl.load(row + HEAD_DIM // 2), tl.load(scale), tl.load(scale + HEAD_DIM // 2)
+    cos, sin = tl.load(row), tl.load(row + HEAD_DIM // 2)
+    first_weight, second_weight = cos, sin
+    if NORMED:
+        scale = tl.broadcast_to(weight + dims, [TOKENS, HEADS, HEAD_DIM // 2])
+        first_weight, second_weight = tl.load(scale), tl.load(scale + HEAD_DIM // 2)
+    return cos, sin, first_weight, second_weight
 
 
 @triton.jit
-def _norm_rope(first, second, cos, sin, first_weight, second_weight, eps, HEAD_DIM: tl.constexpr):
+def _norm_rope(first, second, cos, sin, first_weight, second_weight, eps, HEAD_DIM: tl.constexpr, NORMED: tl.constexpr):
     """Heads in two halves, normalized and rotated; every step is rounded as the twin rounds it."""
-    squares = _sum_of_squares(first) + _sum_of_squares(second)
-    inverse = tl.rsqrt(squares / HEAD_DIM + eps)
-    x = _scale(first, inverse, first_weight)
-    y = _scale(second, inverse, second_weight)
+    if NORMED:
+        squares = _sum_of_squares(first) + _sum_of_squares(second)
+        inverse = tl.rsqrt(squares / HEAD_DIM + eps)
+        x = _scale(first, inverse, first_weight)
+        y = _scale(second, inverse, second_weight)
+    else:
+        x, y = first.to(tl.float32), second.to(tl.float32)
     return (x * cos - y * sin).to(first.dtype), (y * cos + x * sin).to(first.dtype)
 
 

@@ -66,15 +66,23 @@ def test_silu_of_extremes(kernels: CpuKernels) -> None:
     kv_heads=st.integers(1, 3),
     block_size=st.sampled_from([1, 16, 32, 256]),
     head_dim=st.sampled_from([64, 128]),
+    is_normed=st.booleans(),
     seed=st.integers(0, 2**16),
 )
 def test_qk_norm_rope_store(
-    kernels: CpuKernels, tokens: int, group: int, kv_heads: int, block_size: int, head_dim: int, seed: int
+    kernels: CpuKernels,
+    tokens: int,
+    group: int,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    is_normed: bool,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     heads, num_blocks, num_positions = group * kv_heads, tokens // block_size + 2, 50
     qkv = noise(tokens, (heads + 2 * kv_heads) * head_dim, seed=seed)
-    q_weight, k_weight = noise(head_dim, seed=1), noise(head_dim, seed=2)
+    norms = (noise(head_dim, seed=1), noise(head_dim, seed=2)) if is_normed else None
     cos_sin = torch.randn(num_positions, head_dim, generator=generator)
     positions = torch.randint(0, num_positions, (tokens,), generator=generator, dtype=torch.int32)
     slots = torch.randperm(num_blocks * block_size, generator=generator)[:tokens].int()
@@ -82,9 +90,7 @@ def test_qk_norm_rope_store(
     caches = [torch.full((num_blocks, kv_heads, block_size, head_dim), 7.0).bfloat16() for _ in range(4)]
     expected, out = poisoned(tokens, heads, head_dim), poisoned(tokens, heads, head_dim)
 
-    of_twin, of_kernel = (
-        RopeStoreLayer(q_weight, k_weight, EPS, cos_sin, KVCache(*pair)) for pair in (caches[:2], caches[2:])
-    )
+    of_twin, of_kernel = (RopeStoreLayer(norms, EPS, cos_sin, KVCache(*pair)) for pair in (caches[:2], caches[2:]))
     reference.qk_norm_rope_store(qkv, of_twin, positions, slots, expected)
     kernels.qk_norm_rope_store(with_strides(qkv, 3), of_kernel, positions, slots, out)
 
@@ -122,6 +128,6 @@ def test_what_does_not_fit_is_refused(kernels: CpuKernels) -> None:
         kernels.embed_tokens(numbers, numbers, numbers, noise(4, 8), noise(2, 8))
     cache = noise(2, 1, 4, 32)
     slots = torch.zeros(1, dtype=torch.int32)
-    layer = RopeStoreLayer(noise(32), noise(32), EPS, torch.ones(4, 32), KVCache(cache, cache))
+    layer = RopeStoreLayer((noise(32), noise(32)), EPS, torch.ones(4, 32), KVCache(cache, cache))
     with pytest.raises(ValueError, match="head_dim is 32"):
         kernels.qk_norm_rope_store(noise(1, 96), layer, slots, slots, noise(1, 1, 32))

@@ -128,7 +128,9 @@ def layer(shape: Shape, tokens: int, block_size: int, flash: bool, offset: int =
     qkv = empty(tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     query = empty(tokens, shape.heads, shape.head_dim)
     cos_sin = empty(40_960, shape.head_dim, dtype=torch.float32)
-    rope_store = RopeStoreLayer(norm, norm, 1e-6, cos_sin, KVCache(cache, cache))
+    rope_store, rope_store_alone = (
+        RopeStoreLayer(norms, 1e-6, cos_sin, KVCache(cache, cache)) for norms in ((norm, norm), None)
+    )
     for call in (
         partial(rms_norm, hidden, weight, 1e-6, hidden),
         partial(add_rms_norm, hidden, hidden, weight, 1e-6, hidden),
@@ -138,6 +140,7 @@ def layer(shape: Shape, tokens: int, block_size: int, flash: bool, offset: int =
         ),
         partial(embed_tokens, ids, ids, staged(1024), empty(VOCAB, shape.hidden), hidden),
         partial(qk_norm_rope_store, qkv, rope_store, ids, ids, query),
+        partial(qk_norm_rope_store, qkv, rope_store_alone, ids, ids, query),
     ):
         yield Launch(name, call)
 

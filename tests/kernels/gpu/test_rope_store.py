@@ -28,6 +28,7 @@ class Case:
     Attributes:
         gap: values after each token's row of the projection and of the result, and after each block.
         unstored: tokens with slot -1.
+        is_normed: whether heads have norms.
         scale: of the projection's values.
     """
 
@@ -42,6 +43,7 @@ class Case:
     gap: int = 0
     unstored: tuple[int, ...] = ()
     scale: float = 3.0
+    is_normed: bool = True
     seed: int = 0
 
 
@@ -60,6 +62,7 @@ def cases(draw: st.DrawFn) -> Case:
         gap=draw(st.sampled_from([0, 1, 8])),
         unstored=tuple(draw(st.sets(st.integers(0, tokens - 1)))),
         scale=draw(st.sampled_from([3.0, 1e-3])),  # the square of the second is as small as EPS
+        is_normed=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
     )
 
@@ -86,12 +89,12 @@ def arguments(case: Case, device: torch.device) -> dict[str, Tensor]:
     slots = torch.randperm(num_blocks * case.block_size, generator=random)[: case.tokens].int()
     slots[list(case.unstored)] = -1
     q_weight, k_weight = 1 + memory.noise(case.seed, 2, case.head_dim, dtype=case.dtype, device=device) / 4
+    norms = {"q_weight": q_weight, "k_weight": k_weight} if case.is_normed else {}
     return {
         "qkv": memory.framed(
             memory.noise(case.seed, case.tokens, width, dtype=case.dtype, device=device) * case.scale, beside=case.gap
         ),
-        "q_weight": q_weight,
-        "k_weight": k_weight,
+        **norms,
         "cos_sin": rotary_cache(case.head_dim, device),
         "positions": torch.randint(0, MAX_POSITIONS, (case.tokens,), generator=random).int().to(device),
         "slot_mapping": slots.to(device),
@@ -103,8 +106,9 @@ def arguments(case: Case, device: torch.device) -> dict[str, Tensor]:
 
 def rope_store(kernel: Callable[..., None], tensors: dict[str, Tensor]) -> None:
     """Run the kernel or its twin on `arguments`."""
-    qkv, q_weight, k_weight, cos_sin, positions, slots, keys, values, out = tensors.values()
-    kernel(qkv, RopeStoreLayer(q_weight, k_weight, EPS, cos_sin, KVCache(keys, values)), positions, slots, out)
+    qkv, *norms, cos_sin, positions, slots, keys, values, out = tensors.values()
+    layer = RopeStoreLayer((norms[0], norms[1]) if norms else None, EPS, cos_sin, KVCache(keys, values))
+    kernel(qkv, layer, positions, slots, out)
 
 
 @settings(max_examples=memory.NUM_EXAMPLES)
@@ -117,6 +121,8 @@ def rope_store(kernel: Callable[..., None], tensors: dict[str, Tensor]) -> None:
 @example(case=Case(17, 5, 1, 64, unstored=(3, 16)))
 @example(case=Case(3, 4, 12, 128))
 @example(case=Case(2, 2, 1, 256))
+@example(case=Case(9, 9, 3, 64, torch.bfloat16, is_normed=False))
+@example(case=Case(3, 64, 8, 128, torch.float16, is_normed=False, unstored=(1,)))
 def test_qk_norm_rope_store(case: Case, device: torch.device) -> None:
     tensors = arguments(case, device)
     kept = {name: memory.twin_of(tensor) for name, tensor in tensors.items()}
@@ -288,7 +294,7 @@ def _check_real(case: Case, num_blocks: int, device: torch.device) -> None:
     if case.key_is_transposed:
         caches = caches.transpose(2, 3)
     out = torch.full((tokens, case.heads, case.head_dim), torch.nan, dtype=case.dtype, device=device)
-    layer = RopeStoreLayer(q_weight, k_weight, EPS, cos_sin, KVCache(caches[0], caches[1]))
+    layer = RopeStoreLayer((q_weight, k_weight), EPS, cos_sin, KVCache(caches[0], caches[1]))
     qk_norm_rope_store(qkv, layer, positions, slots, out)
 
     stored = slots >= 0
