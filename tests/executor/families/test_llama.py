@@ -17,8 +17,8 @@ LLAMA3 = {
 
 class TestLlama(FamilyChecks):
     SHAPES = {
-        "Llama 2": {**ALIKE, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128, "tied": False},
         "Llama 3.2": {**ALIKE, "num_attention_heads": 8, "num_key_value_heads": 2, "rope": LLAMA3},
+        "Llama 2": {**ALIKE, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128, "tied": False},
         "SmolLM2": {
             **ALIKE,
             "num_attention_heads": 9,
