@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from scheduler_svc.client.cli import main
 from scheduler_svc.client.commands import up
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
-from scheduler_svc.client.named_models import NAMED_MODELS, NamedModel, fetch_model, find_model
 from scheduler_svc.client.processes.local_fleet import free_ports
+from scheduler_svc.client.processes.named_models import NAMED_MODELS, NamedModel, fetch_model, find_model
 
 CONTENT = b"GGUF, as it were" * 1000
 

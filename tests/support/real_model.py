@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.client.named_models import NAMED_MODELS, fetch_model, find_model
+from scheduler_svc.client.processes.named_models import NAMED_MODELS, fetch_model, find_model
 
 SMOLLM2 = NAMED_MODELS["smollm2"]
 FOLDER = Path(__file__).parents[2] / "build" / "models"

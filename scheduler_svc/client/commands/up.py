@@ -23,10 +23,10 @@ from common.paths import ExistingPath
 from scheduler_svc.api_key_options import API_KEYS_VARIABLE, api_key_options, plain_keys, require_keys_or_consent
 from scheduler_svc.client.commands.executor_options import ExecutorChoices, executor_options
 from scheduler_svc.client.errors import EXIT_CODES_HELP, FleetError, FleetMisconfigured, WrongFile
-from scheduler_svc.client.named_models import NAMED_MODELS, fetch_model, find_model, models_folder
 from scheduler_svc.client.processes.child import open_log
 from scheduler_svc.client.processes.keeper import keeper_listens
 from scheduler_svc.client.processes.local_fleet import KEEPER, SCHEDULER, FleetSpec, LocalFleet
+from scheduler_svc.client.processes.named_models import NAMED_MODELS, fetch_model, find_model, models_folder
 from scheduler_svc.client.processes.supervisor import Supervisor
 from scheduler_svc.client.processes.words import words
 from scheduler_svc.client.request_files import file_text
