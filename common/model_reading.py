@@ -7,8 +7,10 @@ models do not come near, and is checked before it is decoded; so is how many val
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -25,6 +27,30 @@ MAX_EXACT = 2**53  # of a float that is surely meant
 Kind = TypeVar("Kind")
 
 
+@contextmanager
+def open_model_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a regular file, and tell its size in bytes.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is none.
+        CheckpointError: it is no regular file, or cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise CheckpointError(f"{path} is no regular file, but a {_kind(found.st_mode)}")
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                yield file, found.st_size
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def read_model_file(path: Path, max_bytes: int) -> bytes | None:
     """The content of a file; None if it is not there.
 
@@ -32,23 +58,14 @@ def read_model_file(path: Path, max_bytes: int) -> bytes | None:
         CheckpointError: it is no regular file, is larger than `max_bytes`, or cannot be read.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_model_file(path) as (file, size):
+            data = file.read(max_bytes + 1)
     except FileNotFoundError:
         return None
-    except OSError as error:
+    except NotADirectoryError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path} is no regular file, but a {_kind(found.st_mode)}")
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            data = file.read(max_bytes + 1)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(fd)
     if len(data) > max_bytes:
-        raise CheckpointError(f"{path} has {max(found.st_size, len(data))} bytes, the limit is {max_bytes}")
+        raise CheckpointError(f"{path} has {max(size, len(data))} bytes, the limit is {max_bytes}")
     return data
 
 
