@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -104,7 +104,7 @@ class Gguf(msgspec.Struct, frozen=True):
     header_bytes: dict[Path, int]
 
 
-class ShardName(NamedTuple):
+class ShardName(msgspec.Struct, frozen=True):
     """The name of a file of several: `{model}-{number:05}-of-{count:05}.gguf`, counted from 1."""
 
     model: str

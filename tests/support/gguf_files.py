@@ -8,7 +8,19 @@ from typing import Any
 import gguf
 import numpy as np
 
+from common.gguf import SUPPORTED_TYPES
+
 STRING, ARRAY = 8, 9
+SCALE_PLACES = {  # of the 16-bit floats in a block, in bytes
+    "Q8_0": [0],
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+}
 Key = tuple[str | bytes, int, bytes]
 """A name, the number of a type, and the value's bytes."""
 Info = tuple[str | bytes, Iterable[int], int, int]
@@ -93,3 +105,24 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path if path.exists() else next(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], kind: str, size: float | None = None) -> np.ndarray:
+    """Bytes of a tensor of a type: random blocks, with finite scales.
+
+    Args:
+        size: of scales, about; None: any 16-bit floats, zeros of both signs and subnormal ones among them.
+
+    Returns:
+        [..., bytes in a row] uint8.
+    """
+    values, num_bytes = SUPPORTED_TYPES[kind]
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // values, num_bytes), np.uint8)
+    for place in SCALE_PLACES[kind]:
+        scales = rng.integers(0, 2**16, blocks.shape[:-1], np.uint16).view(np.float16)
+        special = rng.choice(np.array([0.0, -0.0, 2.0**-24, -(2.0**-20)], np.float16), scales.shape)
+        scales = np.where(rng.random(scales.shape) < 0.2, special, np.where(np.isfinite(scales), scales, 1))
+        if size is not None:
+            scales = size * (0.5 + rng.random(scales.shape))
+        blocks[..., place : place + 2] = scales.astype("<f2")[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
