@@ -1,11 +1,11 @@
 """From a GGUF file's metadata to what config.json and generation_config.json of the same model would say.
 
 Keys are llama.cpp's (gguf-py/gguf/constants.py there), fields are transformers'. A key of the architecture that is
-unknown here, and is not nothing, would change what is computed: it is refused by name.
+unknown here, and is not nothing, would change what is computed: it is refused by name. Whoever calls this knows the
+file's name, and adds it to the errors.
 """
 
 from math import isfinite, log
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,23 +41,22 @@ _SAMPLING = {
 }
 
 
-def config_json(path: Path, model: Gguf) -> dict[str, Any]:
+def config_json(model: Gguf) -> dict[str, Any]:
     """Say what config.json would say.
 
     Llama 3.1 and later scale their rotation by a tensor. Its values, one for each frequency, are `rope_scaling`'s
-    `factors`, of the rope_type `freq_factors`, which transformers does not have: frequencies are divided by them.
+    `divisors`, of the rope_type `divided`, which transformers does not have.
 
     Args:
-        path: of the file, for messages.
-        model: what it says. Where no embedding is among its tensors (they are in a shard that is not there), metadata
-            tell the size of the vocabulary, and whether the head is tied is not to be relied on.
+        model: what a file says. Where no embedding is among its tensors (they are in a shard that is not there),
+            metadata tell the size of the vocabulary, and whether the head is tied is not to be relied on.
 
     Raises:
         CheckpointError: the architecture is not supported; a key is missing, of another kind than it should be, or
             contradicts another; or a key is unknown and would change what is computed.
     """
-    arch = architecture(path, model.metadata)
-    keys = _Keys(path, model.metadata, arch)
+    arch = architecture(model.metadata)
+    keys = _Keys(model.metadata, arch)
     keys.refuse_unknown()
     num_heads, hidden_size = keys.whole("attention.head_count"), keys.whole("embedding_length")
     num_kv_heads = keys.whole("attention.head_count_kv", num_heads)
@@ -88,34 +87,35 @@ def config_json(path: Path, model: Gguf) -> dict[str, Any]:
     if ROPE_FACTORS in model.tensors:
         if scaling is not None:
             raise keys.error("rope.scaling.type", f"is {scaling['rope_type']!r}, and there is {ROPE_FACTORS} as well")
-        config["rope_scaling"] = {"rope_type": "freq_factors", "factors": _rope_factors(path, model, head_dim // 2)}
-    if window := keys.whole("attention.sliding_window", 0):
-        config["sliding_window"] = window
-    return config | _token_ids(path, model.metadata)
+        config["rope_scaling"] = {"rope_type": "divided", "divisors": _rope_factors(model, head_dim // 2)}
+    if window := keys.whole("attention.sliding_window", 0):  # in all layers
+        config |= {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+        config["model_type"] = "mistral" if arch == "llama" else arch  # a llama has no window
+    return config | _token_ids(model.metadata)
 
 
-def generation_config_json(path: Path, model: Gguf) -> dict[str, Any]:
+def generation_config_json(model: Gguf) -> dict[str, Any]:
     """Say what generation_config.json would say: the tokens that end an answer, and what the file recommends for
     sampling. Raises CheckpointError as `config_json` does."""
-    said = _token_ids(path, model.metadata)
+    said = _token_ids(model.metadata)
     for key, field in _SAMPLING.items():
         value = model.metadata.get(name := f"general.sampling.{key}")
         if value is None:
             continue
         if type(value) not in (int, float) or not isfinite(value):
-            raise CheckpointError(f"{path}: {name} is {value!r:.80}, and no number")
+            raise CheckpointError(f"{name} is {value!r:.80}, and no number")
         said[field] = value if type(value) is int else _as_written(value)
     return said
 
 
-def architecture(path: Path, metadata: Metadata) -> str:
+def architecture(metadata: Metadata) -> str:
     """Return the architecture of a model. Raises CheckpointError if it is not supported, or is not a whole model."""
     if (kind := metadata.get("general.type", "model")) != "model":
-        raise CheckpointError(f"{path} has general.type {kind!r:.80}, and is no model")
+        raise CheckpointError(f"general.type is {kind!r:.80}, and only model is supported")
     found = metadata.get("general.architecture")
     if found not in ARCHITECTURES:
         raise CheckpointError(
-            f"{path} has the architecture {found!r:.80}, which is not supported (supported: {', '.join(ARCHITECTURES)})"
+            f"the architecture is {found!r:.80}, which is not supported (supported: {', '.join(ARCHITECTURES)})"
         )
     return str(found)
 
@@ -123,13 +123,12 @@ def architecture(path: Path, metadata: Metadata) -> str:
 class _Keys:
     """The keys of an architecture, without its name."""
 
-    def __init__(self, path: Path, metadata: Metadata, arch: str) -> None:
-        self.path, self.arch = path, arch
-        self._metadata = metadata
+    def __init__(self, metadata: Metadata, arch: str) -> None:
+        self.arch, self._metadata = arch, metadata
 
     def error(self, key: str, fault: str) -> CheckpointError:
         """Return an error about a key."""
-        return CheckpointError(f"{self.path}: {self.arch}.{key} {fault}")
+        return CheckpointError(f"{self.arch}.{key} {fault}")
 
     def refuse_unknown(self) -> None:
         """Raise CheckpointError for keys with an effect that is not known here."""
@@ -165,7 +164,7 @@ class _Keys:
     def _get(self, key: str, absent: Any) -> Any:
         value = self._metadata.get(f"{self.arch}.{key}", absent)
         if value is None:
-            raise CheckpointError(f"{self.path} has no {self.arch}.{key}")
+            raise CheckpointError(f"there is no {self.arch}.{key}")
         if isinstance(value, list):  # one for each layer
             if len({*map(repr, value)}) != 1:
                 raise self.error(key, f"is {value!r:.80}: only layers that are alike are supported")
@@ -185,7 +184,7 @@ def _as_written(number: float) -> float:
 
 
 def _vocab_size(keys: _Keys, model: Gguf) -> int:
-    tokens = _tokenizer_list(keys.path, model.metadata, "tokens")
+    tokens = _tokenizer_list(model.metadata, "tokens")
     stated = keys.whole("vocab_size", len(tokens))
     embedding = model.tensors.get(EMBEDDING)
     size = stated if embedding is None else embedding.shape[0]
@@ -221,30 +220,28 @@ def _rope_scaling(keys: _Keys, context_length: int) -> dict[str, Any] | None:
     return scaling
 
 
-def _rope_factors(path: Path, model: Gguf, num_frequencies: int) -> list[float]:
+def _rope_factors(model: Gguf, num_frequencies: int) -> list[float]:
     """Read what each frequency is divided by."""
     tensor = model.tensors[ROPE_FACTORS]
     if (tensor.shape, tensor.kind) != ((num_frequencies,), "F32"):
-        raise CheckpointError(
-            f"{path}: {ROPE_FACTORS} is {tensor.kind} {list(tensor.shape)}, and not F32 [{num_frequencies}]"
-        )
+        raise CheckpointError(f"{ROPE_FACTORS} is {tensor.kind} {list(tensor.shape)}, and not F32 [{num_frequencies}]")
     with open_model_file(tensor.path) as (file, _):
         file.seek(tensor.offset)
         factors = np.frombuffer(file.read(tensor.num_bytes), np.dtype("<f4"))
     if len(factors) < num_frequencies or not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise CheckpointError(f"{path}: {ROPE_FACTORS} has factors that are no positive numbers")
+        raise CheckpointError(f"{ROPE_FACTORS} has factors that are no positive numbers")
     return [float(factor) for factor in factors]
 
 
-def _token_ids(path: Path, metadata: Metadata) -> dict[str, Any]:
+def _token_ids(metadata: Metadata) -> dict[str, Any]:
     """Name the token that begins a text, and those that end an answer."""
     ids = {}
     for key in ("bos", "eos", "eot", "eom"):
         value = metadata.get(name := f"tokenizer.ggml.{key}_token_id")
         if value is not None and type(value) is not int:
-            raise CheckpointError(f"{path}: {name} is {value!r:.80}, and no whole number")
+            raise CheckpointError(f"{name} is {value!r:.80}, and no whole number")
         ids[key] = value
-    tokens, kinds = (_tokenizer_list(path, metadata, key) for key in ("tokens", "token_type"))
+    tokens, kinds = (_tokenizer_list(metadata, key) for key in ("tokens", "token_type"))
     ends = [ids[key] for key in ("eos", "eot", "eom") if ids[key] is not None]
     ends += [
         i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == _CONTROL and token in _ENDS
@@ -253,8 +250,8 @@ def _token_ids(path: Path, metadata: Metadata) -> dict[str, Any]:
     return said if ids["bos"] is None else said | {"bos_token_id": ids["bos"]}
 
 
-def _tokenizer_list(path: Path, metadata: Metadata, key: str) -> list[Any]:
+def _tokenizer_list(metadata: Metadata, key: str) -> list[Any]:
     value = metadata.get(f"tokenizer.ggml.{key}", [])
     if not isinstance(value, list):
-        raise CheckpointError(f"{path}: tokenizer.ggml.{key} is {value!r:.80}, and no array")
+        raise CheckpointError(f"tokenizer.ggml.{key} is {value!r:.80}, and no array")
     return value

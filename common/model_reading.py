@@ -52,7 +52,7 @@ def open_model_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def read_model_file(path: Path, max_bytes: int) -> bytes | None:
-    """The content of a file; None if it is not there.
+    """The content of a file; None if it is not there. A GGUF file in place of the folder has it too (`gguf_files`).
 
     Raises:
         CheckpointError: it is no regular file, is larger than `max_bytes`, or cannot be read.
@@ -62,8 +62,13 @@ def read_model_file(path: Path, max_bytes: int) -> bytes | None:
             data = file.read(max_bytes + 1)
     except FileNotFoundError:
         return None
-    except NotADirectoryError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except NotADirectoryError:
+        from common import gguf_files  # noqa: PLC0415  (it is made of files that are read here)
+
+        found = gguf_files.read(path.parent, path.name)
+        if found is None:
+            return None
+        data, size = found, len(found)
     if len(data) > max_bytes:
         raise CheckpointError(f"{path} has {max(size, len(data))} bytes, the limit is {max_bytes}")
     return data
