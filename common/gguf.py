@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-import numpy as np
 
 from common.errors import CheckpointError
 from common.model_reading import open_model_file
@@ -48,20 +47,9 @@ _TYPES = (  # in the order of their numbers, those that llama.cpp has given up t
     "IQ4_NL_8_8 MXFP4 NVFP4 Q1_0 Q2_0"
 )
 _TYPE_NAMES = dict(enumerate(_TYPES.split()))
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_NUMBERS: dict[int, np.dtype[Any]] = {  # by the number of their type, as numpy calls them
-    0: np.dtype("<u1"),
-    1: np.dtype("<i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    _BOOL: np.dtype("?"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
+_STRING, _ARRAY = 8, 9
+_LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""What `struct` calls the types of numbers."""
 _U32, _U64, _KIND_AND_OFFSET = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQ")
 _COUNTS = struct.Struct("<4sIQQ")  # magic, version, tensors, keys
 _ARRAY_HEAD = struct.Struct("<IQ")
@@ -237,12 +225,9 @@ class _Header:
     def _values(self, kind: int, count: int) -> list[Any]:
         if kind == _STRING:
             return self._strings(count)
-        if kind not in _NUMBERS:
+        if kind not in _LETTERS:
             raise self.error(f"{self.what} has the type {kind}, which GGUF does not have")
-        dtype = _NUMBERS[kind]
-        start, self.position = self.position, self.position + count * dtype.itemsize
-        values: list[Any] = np.frombuffer(self._until(self.position), dtype=dtype, count=count, offset=start).tolist()
-        return values
+        return list(self.take(struct.Struct(f"<{count}{_LETTERS[kind]}")))
 
     def _strings(self, count: int) -> list[str]:
         """Take strings, each after its length. There are hundreds of thousands: all is written out in one loop."""

@@ -1,9 +1,12 @@
-"""Where a model's files are: the embedded demo model, a folder, or a Hugging Face hub id."""
+"""Where a model's files are: the embedded demo model, a folder, a GGUF file, or what a Hugging Face hub has."""
 
+import glob
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import CheckpointError, TryAgainError
+from common.gguf import MAGIC, MAX_SHARDS, ShardName
 from common.paths import is_folder, is_there
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
@@ -20,7 +23,10 @@ POOLING_PATTERNS = (
     "modules.json",
     "*Pooling/config.json",
 )  # of sentence-transformers, for an executor to choose its task
-_SERVED = "a model is a folder with config.json, tokenizer.json and *.safetensors, or a hub id (owner/name)"
+_SERVED = (
+    "a model is a folder with config.json, tokenizer.json and *.safetensors, or a GGUF file; of a hub owner/name, or "
+    "owner/name:FILE.gguf"
+)
 _FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".bin", ".pt", ".pth")
 _VARIABLES = "HF_ENDPOINT and others of huggingface_hub, ALL_PROXY, HTTPS_PROXY and HTTP_PROXY"
 
@@ -30,30 +36,48 @@ class HubUnreachable(CheckpointError, TryAgainError):
 
 
 def resolve_model(model: str | None, *, weights: bool) -> Path:
-    """The folder that holds `model`'s files, downloaded from the hub if need be.
+    """The folder that holds `model`'s files, or the GGUF file that does, downloaded from the hub if need be.
 
     Args:
-        model: None for the embedded demo model, a folder, or a hub id such as `Qwen/Qwen3-0.6B`.
+        model: None for the embedded demo model, a folder, a GGUF file (of several, the first), a hub id such as
+            `Qwen/Qwen3-0.6B`, or a GGUF file of a hub, such as `Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf`.
         weights: whether the weights are needed too, or only configuration and tokenizer.
 
     Raises:
-        CheckpointError: there is no such folder and the hub has no such model, or (HubUnreachable) does not answer.
+        CheckpointError: there is no such folder or file and the hub has no such model, or (HubUnreachable) does not
+            answer.
     """
     if model is None:
         return DEMO_MODEL_DIR
-    folder = Path(os.path.expanduser(model))
+    path = Path(os.path.expanduser(model))
     try:
-        if is_folder(folder):
-            return folder
-        if fault := _why_no_id(model, folder):
+        if is_folder(path):
+            _check_folder(path)
+            return path
+        if _is_gguf(path):
+            _check_first(path)
+            return path
+        repo, file = _hub_parts(model)
+        if fault := _why_no_id(model, path, repo, file):
             raise CheckpointError(fault)
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
-    patterns = TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ())
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if file is None:
+        return _fetch(model, TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ()))
+    _check_first(Path(file))
+    names = [file, *_other_shards(file)] if weights else [file]
+    folder = _fetch(repo, [glob.escape(name) for name in names])
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise CheckpointError(f"{model} cannot be served: no {missing[0]} came from the hub's {repo}")
+    return folder / file
+
+
+def _fetch(repo: str, patterns: Sequence[str]) -> Path:
+    """Download what the hub has of a repository, and return its folder."""
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow to import, rarely needed)
 
-        return Path(snapshot_download(model, allow_patterns=list(patterns)))
+        return Path(snapshot_download(repo, allow_patterns=[*patterns]))
     except OSError as error:  # what the hub's library raises on purpose, but for an id that the hub could not have
         from huggingface_hub.errors import OfflineModeIsEnabled  # noqa: PLC0415
 
@@ -61,34 +85,70 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
         is_settled = answer is not None and answer.status_code in (401, 403, 404)
         is_settled = is_settled or isinstance(error.__cause__, OfflineModeIsEnabled)
         kind = CheckpointError if is_settled else HubUnreachable
-        raise kind(f"{model} is no folder here and could not be fetched from the hub: {_reason(error)}") from error
+        raise kind(f"{repo} is no folder here and could not be fetched from the hub: {_reason(error)}") from error
     except Exception as error:  # of a variable, such as a proxy, that it or a library of its cannot use
         hint = "" if type(error).__name__ == "HFValidationError" else f" ({type(error).__name__}); see {_VARIABLES}"
         raise CheckpointError(
-            f"{model} is no folder here and cannot be fetched from the hub: {_reason(error)}{hint}"
+            f"{repo} is no folder here and cannot be fetched from the hub: {_reason(error)}{hint}"
         ) from error
 
 
-def _why_no_id(model: str, path: Path) -> str | None:
+def _hub_parts(model: str) -> tuple[str, str | None]:
+    """Take `owner/name:FILE.gguf` apart; the file is None where only a repository is named."""
+    repo, colon, file = model.partition(":")
+    return (repo, file) if colon and file.endswith(".gguf") else (model, None)
+
+
+def _why_no_id(model: str, path: Path, repo: str, file: str | None) -> str | None:
     """Say so if a text cannot mean a model of the hub: it is a path that is there, or looks like one."""
     if is_there(path):
-        if _is_gguf(path):
-            return f"{model} is a GGUF file, which is not served: {_SERVED}"
-        return f"{model} is no folder: {_SERVED}"
-    if path.is_absolute() or model.startswith((".", "~")) or model.endswith("/") or model.count("/") != 1:
-        return f"there is no folder {model}, and it is not a hub id (owner/name, such as Qwen/Qwen3-0.6B)"
-    if model.endswith(_FILE_ENDINGS):
-        return f"there is no {model}, and a hub id (owner/name) does not end like a file; {_SERVED}"
-    if is_there(path.parent):
-        return f"there is no folder {model}, and a hub id (owner/name) is asked for only where no {path.parent} is here"
-    return None
+        if model.endswith(".gguf") and path.is_file():
+            return f"{model} is called a GGUF file, and is none: {_SERVED}"
+        return f"{model} is no folder and no GGUF file: {_SERVED}"
+    here = Path(repo)
+    is_path = here.is_absolute() or repo.startswith((".", "~")) or repo.endswith("/") or repo.count("/") != 1
+    if is_path or (file is not None and not {"", ".", ".."}.isdisjoint(file.split("/"))):
+        why = "it is not a hub id (owner/name, such as Qwen/Qwen3-0.6B)"
+    elif repo.endswith(_FILE_ENDINGS):
+        why = f"a hub id (owner/name) does not end like a file; {_SERVED}"
+    elif file is not None and is_there(here):
+        why = f"{repo} is here: give {repo}/{file}, or another file that is there"
+    elif is_there(here.parent):
+        why = f"a hub id (owner/name) is asked for only where no {here.parent} is here"
+    else:
+        return None
+    return f"there is no {'file' if model.endswith(_FILE_ENDINGS) else 'folder'} {model}, and {why}"
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise CheckpointError for a folder that has GGUF files and no model in the usual files."""
+    if not is_there(folder / "config.json"):
+        shards = ((path, ShardName.of(path)) for path in sorted(folder.glob("*.gguf")))
+        if files := [path for path, shard in shards if shard is None or shard.number == 1]:
+            which = f"one of its {len(files)} GGUF files, such as" if len(files) > 1 else "the GGUF file in it,"
+            raise CheckpointError(f"{folder} has no config.json: give {which} {files[0]}")
+
+
+def _check_first(path: Path) -> None:
+    """Raise CheckpointError for a GGUF file of several that is not the first one."""
+    shard = ShardName.of(path)
+    if shard is not None and shard.number != 1:
+        first = path.with_name(shard.sibling(1))
+        raise CheckpointError(f"{path} is shard {shard.number} of {shard.count} of a model: give the first, {first}")
+
+
+def _other_shards(file: str) -> list[str]:
+    """The names of a model's files after the first."""
+    shard = ShardName.of(Path(file))
+    numbers = range(2, min(shard.count, MAX_SHARDS) + 1) if shard else ()
+    return [str(Path(file).with_name(shard.sibling(number))) for number in numbers if shard]
 
 
 def _is_gguf(path: Path) -> bool:
-    if not path.is_file():
+    if not is_there(path) or not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _reason(error: Exception) -> str:
@@ -97,8 +157,15 @@ def _reason(error: Exception) -> str:
 
 
 def model_name(model: str | None) -> str:
-    """The name clients see: `baton-demo`, a hub id as it is, a folder's last part."""
+    """The name clients see: `baton-demo`, a hub id as it is, a folder's last part; of a GGUF file what stands before
+    `.gguf`, or before the numbers of a first shard."""
     if model is None:
         return "baton-demo"
-    folder = Path(os.path.expanduser(model))
-    return Path(os.path.realpath(folder)).name if os.path.isdir(folder) else model
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):
+        return Path(os.path.realpath(path)).name
+    if not model.endswith(".gguf") and not os.path.isfile(path):
+        return model
+    file = Path(_hub_parts(model)[1] or model)
+    shard = ShardName.of(file)
+    return shard.model if shard else file.name.removesuffix(".gguf")

@@ -70,7 +70,9 @@ def _check_place(_context: click.Context, _parameter: click.Parameter, value: st
     context_settings={"show_default": True, "max_content_width": 110},
 )
 @click.version_option(BUILD, prog_name="baton-executor")
-@click.option("--model", help="Folder or hub id of a model (docs/models.md).  [default: the embedded demo model]")
+@click.option(
+    "--model", help="Folder, GGUF file or hub id of a model (docs/models.md).  [default: the embedded demo model]"
+)
 @click.option(
     "--scheduler",
     "endpoint",

@@ -11,7 +11,7 @@ class ExecutorOptions:
         name: in the fleet.
         node: the machine, as a cluster calls it.
         place: of several on a machine: a pool is continued in the same place only. Empty for none.
-        model: folder or hub id; None is the embedded demo model.
+        model: folder, GGUF file or hub id; None is the embedded demo model.
         dtype: of weights, activations and KV cache: `auto`, `float32`, `bfloat16` or `float16`.
         tasks: that it takes, `generate`, `embed` or `score`; none leaves them to the model's folder (`choose_tasks`).
         quantization: of the layers' and the output's matrices, `none` or `int8`; the checkpoint's are quantized at the

@@ -56,7 +56,7 @@ log = get_logger(__name__)
     epilog="Example: baton-scheduler --model Qwen/Qwen3-0.6B --port 8000",
 )
 @click.version_option(BUILD, prog_name="baton-scheduler")
-@click.option("--model", help="Folder or hub id with the tokenizer.  [default: the embedded demo model]")
+@click.option("--model", help="Folder, GGUF file or hub id with the tokenizer.  [default: the embedded demo model]")
 @frontend_options
 @click.option("--host", default="127.0.0.1", help="Address of the HTTP server.")
 @click.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port of the HTTP server.")

@@ -24,7 +24,7 @@ class PoolingModelOption(NamedTuple):
 
     Attributes:
         name: that clients ask for; empty for the model's own.
-        model: folder or hub id whose tokenizer and configuration to use.
+        model: folder, GGUF file or hub id whose tokenizer and configuration to use.
     """
 
     task: PoolingTask
@@ -157,8 +157,9 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="Of one response in the background, and of the live feed by one API key, in one "
                   "frontend.")  # fmt: skip
     @click.option("--pooling-model", multiple=True, metavar="TASK[:NAME]=MODEL", callback=_checked_pooling_models,
-                  help="Model whose executors embed or score (TASK is embed or score), as a folder or hub id; NAME is "
-                  "what clients call it. May be given for both.  [default: the model that generates]")  # fmt: skip
+                  help="Model whose executors embed or score (TASK is embed or score), as a folder, GGUF file or hub "
+                  "id; NAME is what clients call it. May be given for both.  "
+                  "[default: the model that generates]")  # fmt: skip
     @wraps(command)
     def with_options(**options: Any) -> Any:
         asked = {field.name: options.pop(field.name) for field in fields(FrontendOptions)}

@@ -43,7 +43,9 @@ log = get_logger(__name__)
 @click.option("--journaled", is_flag=True, help="The core has a journal: resumable requests survive its end.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port to listen on.")
-@click.option("--model", help="Folder or hub id whose tokenizer to use; without it, the embedded demo model.")
+@click.option(
+    "--model", help="Folder, GGUF file or hub id whose tokenizer to use; without it, the embedded demo model."
+)
 @frontend_options
 @click.option("--max-body-bytes", type=click.IntRange(min=1), default=MAX_BODY_BYTES, show_default=True)
 @click.option("--max-file-bytes", type=click.IntRange(min=1), default=MAX_FILE_BYTES, show_default=True,

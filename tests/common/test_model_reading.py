@@ -11,7 +11,7 @@ import pytest
 from common import model_reading
 from common.errors import CheckpointError
 from common.exit_codes import EXIT_USAGE, exit_code_of
-from common.model_files import DEMO_MODEL_DIR, resolve_model
+from common.model_files import DEMO_MODEL_DIR
 from common.model_reading import MAX_CONFIG_BYTES, MAX_CONTAINERS, check_regular, read_model_file, read_model_json
 from common.tokenizer_file import (
     MAX_GROWTH,
@@ -173,27 +173,3 @@ def test_normalizers_of_known_models_pass(folder: Path):
         content = read_tokenizer_file(with_changes(folder, normalizer=normalizer))
         assert content is not None
         assert text_growth(content) <= 2 < MAX_GROWTH
-
-
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        ("model.gguf", "model.gguf is a GGUF file, which is not served: a model is a folder with config.json"),
-        ("renamed", "renamed is a GGUF file"),
-        ("file", "file is no folder: a model is a folder"),
-        ("here/mistyped", "there is no folder here/mistyped, and a hub id"),
-        ("owner/mistyped.gguf", "there is no owner/mistyped.gguf, and a hub id"),
-        ("mistyped/", "there is no folder mistyped/"),
-        ("./owner/name", "there is no folder ./owner/name"),
-    ],
-)
-def test_a_path_is_never_looked_up_on_the_hub(tmp_path, monkeypatch, model, said):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
-    (tmp_path / "here").mkdir()
-    (tmp_path / "file").write_text("{}")
-    for name in ("model.gguf", "renamed"):
-        (tmp_path / name).write_bytes(b"GGUF" + bytes(20))
-    with pytest.raises(CheckpointError) as refused:
-        resolve_model(model, weights=False)
-    assert str(refused.value).startswith(said)

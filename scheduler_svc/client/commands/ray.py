@@ -66,7 +66,7 @@ def _timeout_option(default_s: float) -> Callable[[Callable[..., Any]], Callable
 
 
 @command.command("up", epilog=EXIT_CODES_HELP, context_settings={"show_default": True})
-@click.option("--model", help="Folder (on every node) or hub id.  [default: the embedded demo model]")
+@click.option("--model", help="Folder or GGUF file (on every node), or hub id.  [default: the embedded demo model]")
 @frontend_options
 @click.option("--host", default="0.0.0.0", help="Where the scheduler serves HTTP, on its node.")  # noqa: S104
 @click.option("--port", default=8000, type=click.IntRange(1, 65535), help="The same.")

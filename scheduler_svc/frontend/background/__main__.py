@@ -49,7 +49,9 @@ log = get_logger(__name__)
 @click.option("--core-endpoint", required=True, help="ZeroMQ endpoint of the scheduler's core (ipc:// or tcp://).")
 @click.option("--fd", type=click.IntRange(min=0), required=True, help="An inherited listening Unix socket.")
 @click.option("--parent", type=int, help="Process that lent --fd: this one ends when it does.")
-@click.option("--model", help="Folder or hub id whose tokenizer to use; without it, the embedded demo model.")
+@click.option(
+    "--model", help="Folder, GGUF file or hub id whose tokenizer to use; without it, the embedded demo model."
+)
 @frontend_options
 @click.option("--api-keys", "api_keys_file", type=click.Path(dir_okay=False, path_type=Path),
               help="File of API keys (baton keys api).")  # fmt: skip
