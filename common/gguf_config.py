@@ -55,7 +55,7 @@ def config_json(model: Gguf) -> dict[str, Any]:
         CheckpointError: the architecture is not supported; a key is missing, of another kind than it should be, or
             contradicts another; or a key is unknown and would change what is computed.
     """
-    arch = architecture(model.metadata)
+    arch = _architecture(model.metadata)
     keys = _Keys(model.metadata, arch)
     keys.refuse_unknown()
     num_heads, hidden_size = keys.whole("attention.head_count"), keys.whole("embedding_length")
@@ -108,7 +108,7 @@ def generation_config_json(model: Gguf) -> dict[str, Any]:
     return said
 
 
-def architecture(metadata: Metadata) -> str:
+def _architecture(metadata: Metadata) -> str:
     """Return the architecture of a model. Raises CheckpointError if it is not supported, or is not a whole model."""
     if (kind := metadata.get("general.type", "model")) != "model":
         raise CheckpointError(f"general.type is {kind!r:.80}, and only model is supported")

@@ -24,11 +24,12 @@ from executor_svc.devices.pool_size import blocks_in, choose_max_model_len, choo
 from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.model.attention import CacheMemory, KVGeometry
-from executor_svc.model.checkpoint import HEAD, Checkpoint, TensorSource, has_other_head, stored_dtype
+from executor_svc.model.checkpoint import HEAD, TensorSource, has_other_head, stored_dtype
 from executor_svc.model.checkpoint_layout import SCORE
 from executor_svc.model.config import DecoderConfig
 from executor_svc.model.config_file import read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
+from executor_svc.model.gguf_checkpoint import open_checkpoint
 from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, WeightStore, obtain_weights
 from executor_svc.model.model import Decoder
 from executor_svc.model.prepared import WeightLayout
@@ -273,7 +274,7 @@ def _load_model(
     # Before the platform chooses kernels: it binds threads. Ranks wait for all masks, so as to agree which are late.
     may_take_s = MASK_MAY_TAKE_S if group.size == 1 else None
     grammars = load_grammar_masks(folder, config.vocab_size, may_take_s)
-    with Checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint:
         config = _with_stored_head(config, checkpoint, tasks, group)
         dtype = _choose_dtype(options, platform, checkpoint, config)
         shard = Shard.of(config, group.rank, group.size)

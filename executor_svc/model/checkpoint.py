@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.errors import CheckpointError
+from common.gguf import SUPPORTED_TYPES
 from common.model_reading import MAX_INDEX_BYTES, check_regular, read_model_json
 from executor_svc.model.checkpoint_layout import Parameter, Slices
 from executor_svc.model.config import DecoderConfig
@@ -71,15 +72,36 @@ class TensorSource(Protocol):
         ...
 
 
+class Hashing:
+    """Threads that hash tensors while others are read, on the CPUs that the calling thread may use now.
+
+    A thread begins with the CPUs of the one that starts it, which may be bound to one by then. There are as many as
+    torch computes with, and no more tensors wait than there are threads: what is not in memory is read once, and no
+    second copy of a model is held.
+    """
+
+    def __init__(self) -> None:
+        cpus, self._num_threads = os.sched_getaffinity(0), torch.get_num_threads()
+        self._threads = ThreadPoolExecutor(self._num_threads, "hash", initializer=lambda: os.sched_setaffinity(0, cpus))
+        self._being_hashed: deque[Future[bytes]] = deque()
+
+    def submit(self, digest: Callable[[], bytes]) -> Future[bytes]:
+        """Call a function in a thread; wait for one if all have work."""
+        if len(self._being_hashed) == self._num_threads:
+            self._being_hashed.popleft().result()
+        self._being_hashed.append(self._threads.submit(digest))
+        return self._being_hashed[-1]
+
+    def close(self) -> None:
+        """End the threads after what they are at."""
+        self._threads.shutdown(cancel_futures=True)
+
+
 class Checkpoint:
     """The opened safetensors files of a folder. A context manager; the files stay mapped until it exits.
 
     A checkpoint of a model without its head, as embedding models are saved, has names without `model.`; here they have
     it, so that the same weights have the same names either way.
-
-    Tensors are hashed by threads, as many as torch computes with, on the CPUs that the calling thread may use now: a
-    thread begins with those of the one that starts it, which may be bound to one CPU by then. No more tensors wait for
-    that than there are threads: what is not in memory is read once, and no second copy of a model is held.
 
     Args:
         folder: holds `model.safetensors`, or the shards that `model.safetensors.index.json` names.
@@ -98,13 +120,9 @@ class Checkpoint:
                 shard = self._open(path)
                 held = set(shard.keys())
                 if missing := (expected or set()) - held:
-                    raise CheckpointError(_complaint(f"{path} lacks what its index says it has", missing))
+                    raise CheckpointError(complaint(f"{path} lacks what its index says it has", missing))
                 self._source.update(dict.fromkeys(held if expected is None else sorted(expected), shard))
-            cpus, self._num_threads = os.sched_getaffinity(0), torch.get_num_threads()
-            self._hashing = ThreadPoolExecutor(
-                self._num_threads, "hash", initializer=lambda: os.sched_setaffinity(0, cpus)
-            )
-            self._being_hashed: deque[Future[bytes]] = deque()
+            self._hashing = Hashing()
             on_error.pop_all()
         has_head = any(name.startswith((_BASE, "lm_head.")) for name in self._source)
         stored = [name for name in self._source if not name.endswith(_DERIVED)]
@@ -114,7 +132,7 @@ class Checkpoint:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._hashing.shutdown(cancel_futures=True)
+        self._hashing.close()
         self._files.close()
 
     @property
@@ -140,11 +158,8 @@ class Checkpoint:
 
     def digest(self, name: str) -> Future[bytes]:
         """See `TensorSource.digest`."""
-        if len(self._being_hashed) == self._num_threads:
-            self._being_hashed.popleft().result()
         stored = self.read(name).contiguous().view(torch.uint8).numpy()
-        self._being_hashed.append(self._hashing.submit(lambda: blake3(stored.data).digest()))
-        return self._being_hashed[-1]
+        return self._hashing.submit(lambda: blake3(stored.data).digest())
 
     def _open(self, path: Path) -> Any:
         try:
@@ -248,20 +263,20 @@ def check_tensors(checkpoint: TensorSource, names: Sequence[str], wanted: Iterab
         shape, stored = checkpoint.header(name)
         if name in expected and shape != expected[name]:
             misshaped.append(f"{name} is {list(shape)}, not {list(expected[name])}")
-        if stored not in READABLE_DTYPES:
+        if stored not in READABLE_DTYPES and stored not in SUPPORTED_TYPES:
             unreadable.append(f"{name} is {stored}")
     complaints = [
-        _complaint("it lacks", expected.keys() - set(names)),
-        _complaint("no model of this configuration has", set(names) - expected.keys()),
-        _complaint("the configuration gives other shapes", misshaped),
-        _complaint(f"only {', '.join(READABLE_DTYPES)} can be read", unreadable),
+        complaint("it lacks", expected.keys() - set(names)),
+        complaint("no model of this configuration has", set(names) - expected.keys()),
+        complaint("the configuration gives other shapes", misshaped),
+        complaint(f"only {', '.join(READABLE_DTYPES)} can be read", unreadable),
     ]
     if any(complaints):
         raise CheckpointError(f"the checkpoint cannot be loaded: {'; '.join(filter(None, complaints))}")
 
 
-def _complaint(what: str, found: Iterable[str]) -> str:
-    """`what`, with the first ten findings and the number of the others; empty if nothing was found."""
+def complaint(what: str, found: Iterable[str]) -> str:
+    """Say `what`, with the first ten findings and the number of the others; empty if nothing was found."""
     items = sorted(found, key=_natural_order)
     if not items:
         return ""

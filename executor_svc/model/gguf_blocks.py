@@ -36,14 +36,14 @@ def read_groups(tensor: GgufTensor, stored: Tensor) -> Groups:
     """Take rows of a quantized tensor apart.
 
     Args:
-        stored: [rows, bytes in a row] uint8, of `tensor`, whose type is none of `PLAIN_TYPES`.
+        tensor: whose type is none of `PLAIN_TYPES`.
+        stored: [rows, bytes] uint8, whole blocks of some rows.
 
     Raises:
         CheckpointError: a scale or an offset is infinite or NaN.
     """
-    values, num_bytes = SUPPORTED_TYPES[tensor.kind]
+    _, num_bytes = SUPPORTED_TYPES[tensor.kind]
     assert stored.dtype == torch.uint8
-    assert stored.shape[-1] == tensor.shape[-1] // values * num_bytes
     groups = _READERS[tensor.kind](stored.view(len(stored), -1, num_bytes))
     for numbers in (groups.scales, groups.offsets):
         # One addition for each of them: a sum of finite 16-bit floats, each times 63 at most, is finite in 32 bits.
@@ -65,7 +65,8 @@ def expand(groups: Groups, target: Tensor | None = None) -> Tensor:
     if target is None:
         target = torch.empty(rows, num_groups * size)
     values = target.view(rows, num_groups, size)
-    torch.mul(groups.integers, groups.scales.unsqueeze(-1), out=values)
+    values.copy_(groups.integers)  # in place from here on: no other memory of this size is taken
+    values *= groups.scales.unsqueeze(-1)
     if groups.offsets is not None:  # added after the product was rounded, as the reference does
         values += groups.offsets.unsqueeze(-1)
     return target

@@ -6,6 +6,7 @@ import msgspec
 from blake3 import blake3
 
 from common.errors import CheckpointError
+from common.gguf import read_gguf
 from common.model_reading import MAX_INDEX_BYTES, read_model_file
 from executor_svc.model.checkpoint import INDEX_FILE, stored_files
 from executor_svc.model.config import DecoderConfig, identity
@@ -20,14 +21,19 @@ def source_key(folder: Path, config: DecoderConfig) -> str:
     The time of the last change of an inode is among them, which no program can set back: who writes into a file in
     place and restores its modification time is noticed, too. Anything that differs means other weights, perhaps.
 
+    Args:
+        folder: of safetensors files, or a GGUF file.
+        config: of the model.
+
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
     files = []
-    for path in sorted(stored_files(folder)):
+    lengths: dict[Path, int | None] = {**read_gguf(folder).header_bytes} if folder.is_file() else {}
+    for path in sorted(lengths or stored_files(folder)):
         try:
             with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
+                length = lengths.get(path) or int.from_bytes(file.read(8), "little")
                 header = file.read(min(length, _MAX_HEADER_BYTES))
                 state = path.stat()
         except OSError as error:

@@ -1,5 +1,6 @@
 """Writes GGUF files: whole ones by llama.cpp's own writer, and broken ones byte by byte."""
 
+import json
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -126,3 +127,94 @@ def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], kind: str, s
             scales = size * (0.5 + rng.random(scales.shape))
         blocks[..., place : place + 2] = scales.astype("<f2")[..., None].view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
+
+
+def convert(folder: Path, path: Path, kind: str = "F32", **how: Any) -> dict[str, np.ndarray]:
+    """Write a GGUF file of a checkpoint in a folder, as llama.cpp's converter does.
+
+    Args:
+        folder: has config.json and model.safetensors, of a llama, mistral, qwen2 or qwen3.
+        path: of the file.
+        kind: that matrices are stored as. Of types that `gguf` cannot quantize to, they are random blocks.
+        how: see `write_gguf`.
+
+    Returns:
+        The values in the file by the names in the folder, float32.
+    """
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_bytes())
+    arch = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
+    rng, stored, values = np.random.default_rng(0), {}, {}
+    for name, content in load_file(folder / "model.safetensors").items():
+        value = content.float().numpy()
+        fits = value.ndim > 1 and value.shape[-1] % SUPPORTED_TYPES[kind][0] == 0
+        chosen = gguf.GGMLQuantizationType[kind if fits else "F32"]
+        if arch == "llama" and ".self_attn.q_proj." in name:
+            value = interleaved(value, config["num_attention_heads"])
+        if arch == "llama" and ".self_attn.k_proj." in name:
+            value = interleaved(value, config["num_key_value_heads"])
+        if chosen.name.endswith("_K"):
+            rows = random_blocks(rng, value.shape, chosen.name, size=0.3 / 63 / 16)
+        else:
+            rows = gguf.quants.quantize(value, chosen)
+        stored[names.get_name(name, (".weight", ".bias")) or name] = (rows, chosen.name)
+        value = gguf.quants.dequantize(rows, chosen)
+        if arch == "llama" and ".self_attn.q_proj." in name:
+            value = halved(value, config["num_attention_heads"])
+        if arch == "llama" and ".self_attn.k_proj." in name:
+            value = halved(value, config["num_key_value_heads"])
+        values[name] = value
+    write_gguf(path, _metadata(arch, config), stored | _rope_factors(folder, config), arch, **how)
+    return values
+
+
+def interleaved(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of heads in llama.cpp's order: of the first half and of the second in turns."""
+    halves = rows.reshape(num_heads, 2, len(rows) // num_heads // 2, -1)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def halved(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """The other way round."""
+    pairs = rows.reshape(num_heads, len(rows) // num_heads // 2, 2, -1)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _metadata(arch: str, config: dict[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    said = {
+        "vocab_size": config["vocab_size"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": float(rope["rope_theta"]),
+    }
+    if rope["rope_type"] in ("linear", "yarn"):
+        said |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+    if rope["rope_type"] == "yarn":
+        said["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    return {f"{arch}.{key}": value for key, value in said.items()}
+
+
+def _rope_factors(folder: Path, config: dict[str, Any]) -> dict[str, tuple[np.ndarray, str]]:
+    """Llama 3.1's scaling: how often transformers' own frequencies go into those that are not scaled."""
+    if config["rope_parameters"]["rope_type"] != "llama3":
+        return {}
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    loaded = AutoConfig.from_pretrained(folder)
+    scaled = ROPE_INIT_FUNCTIONS["llama3"](loaded, "cpu")[0].double().numpy()
+    exponents = np.arange(len(scaled)) / len(scaled)
+    factors = config["rope_parameters"]["rope_theta"] ** -exponents / scaled
+    return {"rope_freqs.weight": (factors.astype(np.float32), "F32")}
