@@ -48,10 +48,11 @@ log = get_logger("executor")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model's weights, or a rank's part of them; the tasks that are taken; its tokenizer's hash, and masks by its
-    tokens."""
+    """A model's weights, or a rank's part of them; how they are computed with, as `Hello.dtype` says it; the tasks that
+    are taken; its tokenizer's hash, and masks by its tokens."""
 
     loaded: LoadedWeights
+    computation: str
     tasks: tuple[m.Task, ...]
     tokenizer: str
     grammars: GrammarMasks | None
@@ -129,8 +130,6 @@ def _start(
 ) -> Started:
     group = join_group(platform.device)
     model = _load_model(options, platform, group, weight_keeper)
-    quantized = "" if options.quantization == "none" else f"-{options.quantization}"
-    dtype = str(model.dtype).removeprefix("torch.") + quantized
     geometry = KVGeometry(
         num_layers=model.config.num_layers,
         num_kv_heads=model.shard.num_kv_heads,
@@ -139,7 +138,7 @@ def _start(
         dtype=model.dtype,
     )
     layout = platform.kv_layout(geometry) + (f"@{options.place}" if options.place else "")
-    kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=dtype, layout=layout)
+    kind = m.PoolKind(fingerprint=model.loaded.fingerprint, dtype=model.computation, layout=layout)
     kept_cache = KeptCache.on(platform, pool_keeper, kind, geometry, group, standby=options.standby)
     if kept_cache is not None:
         options = _with_kept_size(options, kept_cache)
@@ -161,7 +160,7 @@ def _start(
         executor=options.name,
         build=BUILD,
         fingerprint=model.loaded.fingerprint,
-        dtype=dtype,
+        dtype=model.computation,
         device=platform.description if group.size == 1 else f"{group.size} x {platform.description}"[:128],
         pid=os.getpid(),
         tokenizer=model.tokenizer,
@@ -276,7 +275,7 @@ def _load_model(
     grammars = load_grammar_masks(folder, config.vocab_size, may_take_s)
     with open_checkpoint(folder) as checkpoint:
         config = _with_stored_head(config, checkpoint, tasks, group)
-        dtype = _choose_dtype(options, platform, checkpoint, config)
+        dtype, is_gguf = _choose_dtype(options, platform, checkpoint, config), checkpoint.is_quantized
         shard = Shard.of(config, group.rank, group.size)
         layout = WeightLayout(config, shard, dtype, platform.packing(config, dtype), has_head=tasks != ("embed",))
         loaded = obtain_weights(
@@ -301,7 +300,19 @@ def _load_model(
         fingerprint=loaded.fingerprint,
         tasks=",".join(tasks),
     )
-    return LoadedModel(loaded, tasks, tokenizer_hash(folder), grammars)
+    computation = _computation(dtype, options.quantization, is_gguf=is_gguf)
+    return LoadedModel(loaded, computation, tasks, tokenizer_hash(folder), grammars)
+
+
+def _computation(dtype: torch.dtype, quantization: str, *, is_gguf: bool) -> str:
+    """Name how a model is computed: as long as that stays, equal weights give equal tokens.
+
+    Args:
+        is_gguf: whether weights are stored in GGUF's integers. They are expanded to `dtype` when they are read; to
+            compute with the integers will have another name.
+    """
+    further = ("gguf",) * is_gguf + (quantization,) * (quantization != "none")
+    return "-".join((str(dtype).removeprefix("torch."), *further))
 
 
 def _check_positions(folder: Path, config: DecoderConfig, max_model_len: int | None) -> None:

@@ -94,7 +94,8 @@ def start(config: DecoderConfig, options: ExecutorOptions, sizes: Sizes, drawn: 
     """Start a runner as an executor does, without a checkpoint and without services."""
     platform = choose_platform(options)
     layout = WeightLayout(config, Shard.of(config), DTYPE, platform.packing(config, DTYPE))
-    model = LoadedModel(draw_weights(layout, platform.device, drawn), ("generate",), tokenizer="", grammars=None)
+    weights = draw_weights(layout, platform.device, drawn)
+    model = LoadedModel(weights, "bfloat16", ("generate",), tokenizer="", grammars=None)
     block_size = platform.block_size(config, DTYPE, options.block_size)
     geometry = KVGeometry(config.num_layers, config.num_kv_heads, config.head_dim, block_size, DTYPE)
     runner = make_runner(platform, model, geometry, sizes.limits(config, block_size), SINGLE_RANK)

@@ -34,8 +34,9 @@ class Hello(Message, frozen=True, tag="hello"):
             was learned of an executor (how long its steps take, that it only fails) is kept by its name.
         build: Baton's version on that side, with its commit where that is known. People read it; it decides nothing.
         fingerprint: hash of the model's config and weights; equal fingerprints give equal tokens.
-        dtype: of activations and KV cache (`float32`, `bfloat16`, `float16`), and of quantized weights after that
-            (`bfloat16-int8`); executors of another dtype give other tokens.
+        dtype: of activations and KV cache (`float32`, `bfloat16`, `float16`), then `gguf` if weights are stored in
+            GGUF's integers, then how they are quantized (`bfloat16-gguf-int8`); executors of another dtype give other
+            tokens.
         device: for people (`cpu`, `cuda:0 NVIDIA H200`).
         num_blocks, block_size: the KV pool; block ids run from 0 to num_blocks - 1.
         max_num_seqs: lanes; at most this many rows in a plan.

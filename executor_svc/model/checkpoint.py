@@ -41,6 +41,8 @@ class TensorSource(Protocol):
 
     folder: Path
     """Of the files, for messages."""
+    is_quantized: bool
+    """Whether some tensors are stored in integers with scales."""
 
     def __enter__(self) -> Self: ...
 
@@ -103,12 +105,17 @@ class Checkpoint:
     A checkpoint of a model without its head, as embedding models are saved, has names without `model.`; here they have
     it, so that the same weights have the same names either way.
 
+    Attributes:
+        is_quantized: False, always.
+
     Args:
         folder: holds `model.safetensors`, or the shards that `model.safetensors.index.json` names.
 
     Raises:
         CheckpointError: a file is missing, truncated or no safetensors file, or the index and the shards disagree.
     """
+
+    is_quantized = False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -25,8 +25,11 @@ from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.source_key import source_key
 from executor_svc.model.weights import load_weights
+from executor_svc.options import ExecutorOptions
+from executor_svc.startup import start_executor
 from tests.executor.conftest import Make
 from tests.executor.families.checks import drawn_tokens, teacher_forced
+from tests.executor.harness import needs_cpp
 from tests.executor.ranks import in_threads
 from tests.support.checkpoints import reference_logits
 from tests.support.effort import examples
@@ -244,6 +247,25 @@ def test_a_source_is_another_one_when_its_files_are(checkpoint: Make, tmp_path: 
     second.unlink()
     with pytest.raises(CheckpointError, match=f"there is no {second}"):
         source_key(first, config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        ("F32", {"dtype": "auto"}, "bfloat16"),
+        ("BF16", {"dtype": "float32"}, "float32"),
+        ("Q8_0", {"dtype": "auto"}, "bfloat16-gguf"),
+        ("Q4_K", {"dtype": "float32"}, "float32-gguf"),
+        pytest.param("Q4_0", {"dtype": "auto", "quantization": "int8"}, "bfloat16-gguf-int8", marks=needs_cpp),
+    ],
+)
+def test_the_dtype_names_the_computation(
+    checkpoint: Make, tmp_path: Path, kind: str, options: dict[str, str], name: str
+):
+    """A fleet takes no K and V of another one, and mixes no two of them."""
+    convert(checkpoint(**SIZES, **FAMILIES["llama"]), path := tmp_path / "m.gguf", kind)
+    started = start_executor(ExecutorOptions(model=str(path), num_blocks=8, threads=1, **options))
+    assert started.hello.dtype == name
 
 
 @pytest.fixture(scope="module")
