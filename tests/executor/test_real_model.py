@@ -1,0 +1,166 @@
+"""SmolLM2-135M-Instruct, trained and quantized by others: its scores and tokens are those of transformers."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+import torch
+
+from common.model_reading import MAX_TOKENIZER_BYTES, read_model_file
+from tests.executor.harness import Driver, Pool, Row, logits, needs_cpp, start
+from tests.support.real_model import reference, smollm2
+
+pytestmark = pytest.mark.slow
+
+PAGE = """\
+Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and
+dedicated to the proposition that all men are created equal.
+
+Now we are engaged in a great civil war, testing whether that nation, or any nation so conceived and so dedicated, can
+long endure. We are met on a great battle-field of that war. We have come to dedicate a portion of that field, as a
+final resting place for those who here gave their lives that that nation might live. It is altogether fitting and proper
+that we should do this.
+
+But, in a larger sense, we can not dedicate -- we can not consecrate -- we can not hallow -- this ground. The brave men,
+living and dead, who struggled here, have consecrated it, far above our poor power to add or detract. The world will
+little note, nor long remember what we say here, but it can never forget what they did here. It is for us the living,
+rather, to be dedicated here to the unfinished work which they who fought here have thus far so nobly advanced. It is
+rather for us to be here dedicated to the great task remaining before us -- that from these honored dead we take
+increased devotion to that cause for which they gave the last full measure of devotion -- that we here highly resolve
+that these dead shall not have died in vain -- that this nation, under God, shall have a new birth of freedom -- and
+that government of the people, by the people, for the people, shall not perish from the earth.
+
+When, in the course of human events, it becomes necessary for one people to dissolve the political bonds which have
+connected them with another, and to assume among the powers of the earth, the separate and equal station to which the
+laws of nature and of nature's God entitle them, a decent respect to the opinions of mankind requires that they should
+declare the causes which impel them to the separation.
+"""
+PROMPTS = (
+    "The capital of France is",
+    "Water boils at",
+    "def fibonacci(n):\n",
+    "Once upon a time",
+    "1, 2, 3, 4,",
+    "Dear Sir or Madam,",
+    "The opposite of hot is",
+    "Roses are red,",
+    "SELECT name FROM",
+    "In 1969, humans first",
+    "A recipe for pancakes:",
+    "Photosynthesis is the process",
+    "To be, or not to be,",
+    "The largest planet is",
+    "import numpy as np\n",
+    "Dogs and cats are",
+    "My favourite book is",
+    "The three primary colours are",
+    "E = mc^2 means that",
+    "Bonjour, je m'appelle",
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return smollm2()
+
+
+def tokens_of(model: Path, *texts: str) -> list[list[int]]:
+    content = read_model_file(model / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    assert content is not None
+    tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def scores(model: Path, tokens: list[int], **options: Any) -> torch.Tensor:
+    """The log-probability of each token but the first, after those before it."""
+    runner, limits = start(model, num_blocks=128, max_model_len=2048, max_num_seqs=32, **options)
+    table = Pool(128, 16).grow([], len(tokens))
+    found = logits(runner, [Row(0, tokens, len(tokens), table)], limits)
+    return of_tokens(found, tokens)
+
+
+def of_tokens(found: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    return found.float().log_softmax(-1)[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).flatten()
+
+
+@torch.inference_mode()
+def expected_logits(model: Path, tokens: list[int]) -> torch.Tensor:
+    found: torch.Tensor = reference(model)(torch.tensor([tokens])).logits[0]
+    return found
+
+
+def test_every_log_probability_of_a_page(model: Path) -> None:
+    (tokens,) = tokens_of(model, PAGE)
+    assert len(tokens) > 400
+    runner, limits = start(model, num_blocks=128, max_model_len=2048, max_num_seqs=32)
+    found = logits(runner, [Row(0, tokens, len(tokens), Pool(128, 16).grow([], len(tokens)))], limits)
+    expected = expected_logits(model, tokens)
+    assert (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < 1e-3
+
+
+def test_greedy_tokens(model: Path) -> None:
+    prompts = tokens_of(model, *PROMPTS)
+    runner, limits = start(model, num_blocks=256, max_model_len=2048)
+    for tokens, length in ((prompts, 32), (prompts[3:4], 200)):
+        found = Driver(runner, limits, chunk=3).generate(tokens, length)
+        assert found == [greedy(model, prompt, length) for prompt in tokens]
+
+
+@torch.inference_mode()
+def greedy(model: Path, prompt: list[int], length: int) -> list[int]:
+    """What transformers generates, without stopping at any token."""
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "min_new_tokens": length}
+    ids = torch.tensor([prompt])
+    output = reference(model).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, **options)
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def perplexity(log_probs: torch.Tensor) -> float:
+    return math.exp(-float(log_probs.double().mean()))
+
+
+@needs_cpp
+def test_perplexity_in_bfloat16(model: Path) -> None:
+    (tokens,) = tokens_of(model, PAGE)
+    exact = perplexity(of_tokens(expected_logits(model, tokens), tokens))
+    found = perplexity(scores(model, tokens, dtype="bfloat16"))
+    print(f"perplexity: float32 {exact:.4f}, bfloat16 {found:.4f}, {found / exact - 1:+.3%}")
+    assert found == pytest.approx(exact, rel=0.002)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_perplexity_of_each_type(model: Path, tmp_path: Path, kind: str) -> None:
+    """Stored anew in each type that `gguf` can make, it is as good as transformers finds it."""
+    path = stored_as(model, tmp_path / "SmolLM2.gguf", kind)
+    (tokens,) = tokens_of(path, PAGE)
+    found = perplexity(scores(path, tokens))
+    reference.cache_clear()
+    expected = perplexity(of_tokens(expected_logits(path, tokens), tokens))
+    reference.cache_clear()
+    print(f"perplexity of {kind}: {found:.4f}")
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def stored_as(model: Path, path: Path, kind: str) -> Path:
+    """The model with its matrices in another type."""
+    source = gguf.GGUFReader(model)
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, field in source.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            of_items = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], of_items)
+    for tensor in source.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        chosen = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
+        stored = gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), chosen)
+        writer.add_tensor(tensor.name, stored, raw_dtype=chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
