@@ -14,12 +14,11 @@ from math import isnan
 from typing import Any, NamedTuple
 
 from common.errors import CheckpointError
-from common.tokenizer_file import MAX_VOCAB_SIZE
+from common.tokenizer_file import MAX_VOCAB_SIZE, SPACE
 
 MAX_PIECE_CHARS = (
     2**21
 )  # of all pieces of a SentencePiece model: each may be cut at each; those of Llama 2 have 188,000
-SPACE = "\u2581"  # SentencePiece's character for it
 Json = dict[str, Any]
 
 

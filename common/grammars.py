@@ -13,9 +13,16 @@ somebody may mean (of `max_items_in_row`, `step_max_items` and lexer states):
 None of them needs 2,000 states of the lexer.
 """
 
+from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-from llguidance import LLParserLimits
+import msgspec
+from llguidance import LLParserLimits, LLTokenizer
+
+from common.errors import CheckpointError
+from common.tokenizer_file import library_fault, read_tokenizer_file
 
 # `LLParserLimits.initial_lexer_fuel` wherever a grammar is compiled: what a frontend accepts then fails nowhere else.
 # With the library's own 1,000,000 the first mask of a short regular expression takes 0.8 s, with this 0.1 s (measured
@@ -47,3 +54,37 @@ def parser_limits() -> LLParserLimits:
         max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,
     )
+
+
+def read_grammar_tokenizer(
+    folder: Path, vocab_size: int | None = None, eos_token_ids: Sequence[int] = ()
+) -> LLTokenizer | None:
+    """Read what the library needs to know of a model's tokens; None if its folder has no tokenizer.json.
+
+    Args:
+        vocab_size: of the model; that of the file if it is not said.
+        eos_token_ids: tokens that end texts; the library finds one by its name if none is said.
+
+    Raises:
+        CheckpointError: the file is malformed, or has more tokens than the model.
+    """
+    content = read_tokenizer_file(folder)  # which checks it
+    if content is None:
+        return None
+    text = msgspec.json.encode(content | {"decoder": _known_decoder(content.get("decoder"))}).decode()
+    try:
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+    except BaseException as error:
+        fault = library_fault(error)
+        raise CheckpointError(f"{folder / 'tokenizer.json'} cannot be used for grammars: {fault}") from error
+
+
+def _known_decoder(decoder: Any) -> Any:
+    """Return a decoder that makes the same text, and that the library knows: it does not know Metaspace."""
+    match decoder:
+        case {"type": "Metaspace", "replacement": char}:
+            unescape = {"type": "Replace", "pattern": {"String": char}, "content": " "}
+            return {"type": "Sequence", "decoders": [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+        case {"type": "Sequence", "decoders": [*_, {"type": "Metaspace"} as last]}:
+            return _known_decoder(last)
+    return decoder

@@ -11,6 +11,7 @@ from common.model_reading import MAX_TOKENIZER_BYTES, read_model_json
 MAX_VOCAB_SIZE = 2**20  # tokens; models have up to 262,144, and several tables have an entry for each
 MAX_TOKEN_CHARS = 2**12  # of one token, which may be the whole of a stream's event; 128 spaces are known
 MAX_STEPS = 64  # of a normalizer, or of a pre-tokenizer: each goes through the whole text; 8 are known
+SPACE = "\u2581"  # SentencePiece's character for it
 MAX_GROWTH = 16  # times as long as it was a text may be after all replacements; "▁" for a space is as long
 
 
@@ -54,10 +55,18 @@ def text_growth(content: dict[str, Any]) -> int:
             case "Prepend":
                 growth *= 1 + len(step["prepend"])
             case "Precompiled":
-                raise ValueError("its normalizer is 'Precompiled', and byte-level BPE models have none of that kind")
+                raise ValueError("its normalizer is 'Precompiled', and BPE models have none of that kind")
         if growth > MAX_GROWTH:
             break
     return growth
+
+
+def library_fault(error: BaseException) -> str:
+    """What a library in Rust says of its failure: it raises bare Exceptions, and where it panics no Exception at all.
+    Raises the error if it is none of the library's."""
+    if isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime":
+        return str(error)
+    raise error
 
 
 def _check_tokens(path: Path, content: dict[str, Any]) -> None:

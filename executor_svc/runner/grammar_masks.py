@@ -18,8 +18,7 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from common import messages as m
-from common.errors import CheckpointError
-from common.tokenizer_file import read_tokenizer_file
+from common.grammars import read_grammar_tokenizer
 from common.wire import IntArray
 from executor_svc.runner.grammar_texts import Grammars, GrammarText
 from executor_svc.runner.mask_threads import MaskJob, MaskThreads
@@ -50,13 +49,8 @@ def load_grammar_masks(
     Raises:
         CheckpointError: the file is malformed, or has more tokens than the model.
     """
-    path = folder / "tokenizer.json"
-    if read_tokenizer_file(folder) is None:  # which checks it
-        return None
-    try:
-        return GrammarMasks(LLTokenizer(str(path), n_vocab=vocab_size), vocab_size, may_take_s)
-    except ValueError as error:
-        raise CheckpointError(f"{path} cannot be used for grammars: {error}") from error
+    tokenizer = read_grammar_tokenizer(folder, vocab_size)
+    return None if tokenizer is None else GrammarMasks(tokenizer, vocab_size, may_take_s)
 
 
 @dataclass(frozen=True)

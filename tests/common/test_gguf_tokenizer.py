@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
-from common.gguf_tokenizer import MAX_PIECE_CHARS, SPACE, end_token_ids, tokenizer_config, tokenizer_json
-from common.tokenizer_file import MAX_VOCAB_SIZE
+from common.gguf_tokenizer import MAX_PIECE_CHARS, end_token_ids, tokenizer_config, tokenizer_json
+from common.tokenizer_file import MAX_VOCAB_SIZE, SPACE
 from tests.support import llama_cpp
 from tests.support.effort import examples
 

@@ -126,7 +126,7 @@ def test_a_scheduler_without_executors_gets_no_new_requests(num_ready, exit_code
     """It is not ready then, as its readiness probe asks for executors and the others' probes do not."""
     one = container(workloads("gateway")["baton-scheduler"])
     link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=num_ready, tasks=()), counts=RequestCounts())
-    model = SimpleNamespace(vocab_size=1, path=Path("tokenizer.json"), eos_token_ids=(), chat_template=None)
+    model = SimpleNamespace(vocab_size=1, folder=Path(), eos_token_ids=(), chat_template=None)
     app = TestClient(
         create_app(link, model, ApiSettings(FrontendOptions(("model",), no_page=True), api_keys=ApiKeys(["secret"])))
     )

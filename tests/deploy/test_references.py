@@ -115,7 +115,7 @@ def test_executors_find_the_scheduler(overlay):
 @ON_OVERLAYS
 def test_what_probes_ask_is_there_and_needs_no_key(overlay):
     link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=1, tasks=()), counts=RequestCounts())
-    model = SimpleNamespace(vocab_size=1, path=Path("tokenizer.json"), eos_token_ids=(), chat_template=None)
+    model = SimpleNamespace(vocab_size=1, folder=Path(), eos_token_ids=(), chat_template=None)
     app = TestClient(
         create_app(link, model, ApiSettings(FrontendOptions(("model",), no_page=True), api_keys=ApiKeys(["secret"])))
     )

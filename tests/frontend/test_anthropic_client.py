@@ -65,7 +65,9 @@ def prompt_of(submit: m.Submit) -> str:
 
 def accepts(submit: m.Submit, text: str) -> bool:
     assert submit.params.constraints is not None
-    matcher = LLMatcher(LLTokenizer(str(TOKENIZER.path), eos_token=[EOS]), submit.params.constraints.grammar)
+    matcher = LLMatcher(
+        LLTokenizer(str(TOKENIZER.folder / "tokenizer.json"), eos_token=[EOS]), submit.params.constraints.grammar
+    )
     return matcher.consume_tokens(ids(text)) and matcher.is_accepting()
 
 

@@ -296,7 +296,7 @@ def test_every_chunk_may_have_the_usage_so_far():
 
 def test_tags_that_are_special_tokens(tmp_path: Path):
     """They have no text, but where they divide a message."""
-    content = json.loads(TOKENIZER.path.read_text())
+    content = json.loads((TOKENIZER.folder / "tokenizer.json").read_text())
     names = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     content["added_tokens"] += [{"id": 2048 + i, "content": name} | flags for i, name in enumerate(names)]

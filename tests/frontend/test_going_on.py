@@ -137,7 +137,7 @@ class Service:
         for prompt in range(self.context.num_prompts):
             queue.add(str(prompt), prompt, self.context.n)
         position, written = rest_of("id", self.context, NUM_PROMPT_TOKENS, seen.last_event_id)
-        prompts = await prompts_of(self.context, list(map(int32, self.prompts)), TOKENIZER.all_token_bytes)
+        prompts = await prompts_of(self.context, list(map(int32, self.prompts)), TOKENIZER)
         answer = AnswerSpec("id", self.context, NUM_PROMPT_TOKENS, position, prompts)
         stream = EventStream(Generation(queue, TOKENIZER, answer), written, keep_alive_s=60)
         events: list[bytes] = []

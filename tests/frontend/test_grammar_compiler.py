@@ -28,7 +28,7 @@ SLOW = GrammarSpec("json", json.dumps({"allOf": [{"type": "string", "pattern": f
 @pytest.fixture
 def compiler():
     """It leaves no process behind."""
-    compiler = GrammarCompiler(DEMO_MODEL_DIR / "tokenizer.json", (2045,))
+    compiler = GrammarCompiler(DEMO_MODEL_DIR, (2045,))
     yield compiler
     compiler.close()
 

@@ -16,7 +16,7 @@ from tests.frontend.walks import is_allowed, matcher, walk
 from tests.support.effort import examples
 
 MODEL = Tokenizer(DEMO_MODEL_DIR)
-TOKENIZER = LLTokenizer(str(MODEL.path), eos_token=list(MODEL.eos_token_ids))
+TOKENIZER = LLTokenizer(str(MODEL.folder / "tokenizer.json"), eos_token=list(MODEL.eos_token_ids))
 SPECIAL = "<|im_start|>"
 POINT = {
     "type": "object",

@@ -356,7 +356,7 @@ def test_a_schema_reaches_the_core_as_a_grammar(
         answer = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Point)
     assert answer.choices[0].message.parsed == Point(x=5, name="b")
     [submit] = core.submits
-    matcher = LLMatcher(LLTokenizer(str(tokenizer.path)), submit.params.constraints.grammar)
+    matcher = LLMatcher(LLTokenizer(str(tokenizer.folder / "tokenizer.json")), submit.params.constraints.grammar)
     assert tokenizer.eos_token_ids[0] in submit.params.stop_token_ids
     assert matcher.validate_tokens(ids(tokenizer, '{"x": 5, "name": "c"}')) < len(
         ids(tokenizer, '{"x": 5, "name": "c"}')

@@ -56,7 +56,9 @@ def answering(core: FakeCore, text: str, **more: float) -> None:
 
 def grammar_of(submit: m.Submit) -> LLMatcher:
     assert submit.params.constraints is not None
-    return LLMatcher(LLTokenizer(str(TOKENIZER.path), eos_token=[EOS]), submit.params.constraints.grammar)
+    return LLMatcher(
+        LLTokenizer(str(TOKENIZER.folder / "tokenizer.json"), eos_token=[EOS]), submit.params.constraints.grammar
+    )
 
 
 def accepts(submit: m.Submit, text: str) -> bool:

@@ -39,7 +39,7 @@ def shared_frontend() -> Iterator[Frontend]:
 
 def test_every_route_is_there_and_no_other():
     link = SimpleNamespace(counts=RequestCounts())
-    model = SimpleNamespace(vocab_size=1, path=Path("tokenizer.json"), eos_token_ids=(), chat_template=None)
+    model = SimpleNamespace(vocab_size=1, folder=Path(), eos_token_ids=(), chat_template=None)
     app = create_app(link, model, ApiSettings(FrontendOptions(("model",), openapi=True, no_page=True)))
     assert isinstance(app, Traces)
     served = {(method.lower(), route.path_format) for route in app.routes for method in route.methods - {"HEAD"}}

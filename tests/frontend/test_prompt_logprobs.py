@@ -236,7 +236,7 @@ def asking(context: AnswerContext, prompts: list[list[int]], after: str = "") ->
     queue = DeltaQueue(lambda _: None, lambda _: None, is_streamed=False, is_resumable=False)
     for number in range(len(prompts)):
         queue.add(str(number), number, context.n)
-    shown = asyncio.run(prompts_of(context, list(map(int32, prompts)), TOKENIZER.all_token_bytes))
+    shown = asyncio.run(prompts_of(context, list(map(int32, prompts)), TOKENIZER))
     position = Position.after(after, context.num_choices) if after else Position.start(context.num_choices)
     return Generation(queue, TOKENIZER, AnswerSpec("r", context, 3, position, shown)), queue
 

@@ -1,7 +1,7 @@
 """What an answer shows of its prompts: their text, and how likely their tokens were."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,6 @@ from common.wire import IntArray, int32_array
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.logprobs import Entry, LogprobsJson, clamped, token_logprob
 from scheduler_svc.frontend.answers.openai_objects import CompletionLogprobs, PromptLogprob, to_json
-from scheduler_svc.frontend.text.detokenizer import Detokenizer
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 TOKENS_AT_ONCE = 4096  # about 1 ms
@@ -25,28 +24,26 @@ class Prompt:
 
     Attributes:
         token_ids: int32 [tokens], one or more.
-        text: of all of them, special tokens too; empty if the answer does not begin with it.
+        text: of all of them, special tokens too, but for the one that the tokenizer puts before each text: sent as a
+            prompt again, it would have that twice. Empty if the answer does not begin with it.
     """
 
     token_ids: IntArray
     text: str
 
 
-async def prompts_of(
-    context: AnswerContext, encoded: Sequence[bytes], token_bytes: Mapping[int, bytes]
-) -> tuple[Prompt, ...]:
+async def prompts_of(context: AnswerContext, encoded: Sequence[bytes], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     """The prompts of which an answer shows something: all or none. Others have their turns while it works.
 
     Args:
         encoded: each as in `Submit.prompt`.
-        token_bytes: bytes of each token id, special tokens included.
     """
     if not (context.echo or context.num_prompt_logprobs):
         return ()
     prompts = []
     for data in encoded:
         token_ids = int32_array("prompt", data)
-        text = await _text(token_ids, token_bytes) if context.echo else ""
+        text = await _text(token_ids, tokenizer) if context.echo else ""
         prompts.append(Prompt(token_ids, text))
     return tuple(prompts)
 
@@ -71,7 +68,7 @@ class PromptPart:
         self._num_echoed = context.logprobs if context.echo else 0
         self._num_listed = context.prompt_logprobs
         self._texts = tokenizer.token_texts
-        self._detokenizer = Detokenizer(tokenizer.all_token_bytes)
+        self._detokenizer = tokenizer.whole_text()
         self._offset = 0
         self._num_read = 1  # the first token has no log-probability
         self._num_waiting = num_waiting
@@ -79,7 +76,7 @@ class PromptPart:
         self._listed = [b"[null"]
         if self._num_echoed:
             first = int(prompt.token_ids[0])
-            self._offset = len(self._detokenizer.feed((first,)))
+            self._offset = 0 if first == tokenizer.opening_id else len(self._detokenizer.feed((first,)))
             self._echoed = LogprobsJson("completion")
             self._echoed.add_object(CompletionLogprobs([self._texts.of(first).text], [None], [None], [0]))
 
@@ -146,10 +143,10 @@ class PromptPart:
         return own | likeliest
 
 
-async def _text(token_ids: IntArray, token_bytes: Mapping[int, bytes]) -> str:
-    detokenizer = Detokenizer(token_bytes)
+async def _text(token_ids: IntArray, tokenizer: Tokenizer) -> str:
+    detokenizer = tokenizer.whole_text()
     pieces = []
-    for start in range(0, len(token_ids), TOKENS_AT_ONCE):
+    for start in range(int(token_ids[0] == tokenizer.opening_id), len(token_ids), TOKENS_AT_ONCE):
         pieces.append(detokenizer.feed(token_ids[start : start + TOKENS_AT_ONCE].tolist()))
         await asyncio.sleep(0)
     return "".join([*pieces, detokenizer.flush()])

@@ -10,11 +10,12 @@ A question is a `GrammarSpec`, and its answer a `Checked`; that to the settings 
 import json
 import re
 import threading
+from pathlib import Path
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
-from common.grammars import parser_limits
+from common.grammars import parser_limits, read_grammar_tokenizer
 from common.messages import MAX_GRAMMAR_CHARS
 from scheduler_svc.frontend.grammars.build import build_grammar
 from scheduler_svc.frontend.grammars.schema_parts import SchemaError
@@ -64,7 +65,8 @@ def _check(spec: GrammarSpec, tokenizer: LLTokenizer) -> Checked:
 def prepare(settings_json: bytes) -> tuple[Answer, bytes]:
     """What answers questions, with the model's tokenizer."""
     settings = msgspec.json.decode(settings_json, type=CheckerSettings)
-    tokenizer = LLTokenizer(settings.tokenizer_file, eos_token=settings.eos_token_ids or None)
+    tokenizer = read_grammar_tokenizer(Path(settings.folder), eos_token_ids=settings.eos_token_ids)
+    assert tokenizer is not None, "the frontend has read it, too"
     threading.stack_size(STACK_BYTES)
 
     def answer(question: bytes) -> bytes:

@@ -23,12 +23,12 @@ class CheckerProcess:
     """Starts when it is needed, and again after it died.
 
     Args:
-        tokenizer_file: path of the model's tokenizer.json.
+        folder: of the model, with its tokenizer.json.
         eos_token_ids: tokens that end the model's texts.
     """
 
-    def __init__(self, tokenizer_file: Path, eos_token_ids: tuple[int, ...]) -> None:
-        settings = msgspec.json.encode(CheckerSettings(str(tokenizer_file), list(eos_token_ids)))
+    def __init__(self, folder: Path, eos_token_ids: tuple[int, ...]) -> None:
+        settings = msgspec.json.encode(CheckerSettings(str(folder), list(eos_token_ids)))
         self._process = HelperProcess(_EVENTS, _MODULE, settings)
 
     def check(self, spec: GrammarSpec) -> Checked:

@@ -23,12 +23,12 @@ class GrammarCompiler:
     """Compiles one grammar at a time, and remembers what became of those that were asked for lately.
 
     Args:
-        tokenizer_file: path of the model's tokenizer.json.
+        folder: of the model, with its tokenizer.json.
         eos_token_ids: tokens that end the model's texts.
     """
 
-    def __init__(self, tokenizer_file: Path, eos_token_ids: tuple[int, ...]) -> None:
-        self._process = CheckerProcess(tokenizer_file, eos_token_ids)
+    def __init__(self, folder: Path, eos_token_ids: tuple[int, ...]) -> None:
+        self._process = CheckerProcess(folder, eos_token_ids)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._turns = ClientTurns(MAX_WAITING, "Too many grammars are being compiled.")
         self._known: OrderedDict[bytes, Checked] = OrderedDict()

@@ -70,9 +70,9 @@ class CheckerSettings(msgspec.Struct, frozen=True):
     """What a checker has to know.
 
     Attributes:
-        tokenizer_file: path of the model's tokenizer.json.
+        folder: of the model, with its tokenizer.json.
         eos_token_ids: tokens that end the model's texts.
     """
 
-    tokenizer_file: str
+    folder: str
     eos_token_ids: list[int]

@@ -46,7 +46,7 @@ class ResumeApi:
             context, encoded = await self._attach(request_id, client_of(request).id, queue)
             num_prompt_tokens = sum(map(len, encoded)) // 4
             position, events = rest_of(request_id, context, num_prompt_tokens, last_event_id)
-            prompts = await prompts_of(context, encoded, self._tokenizer.all_token_bytes)
+            prompts = await prompts_of(context, encoded, self._tokenizer)
         except BaseException:
             queue.detach()
             raise

@@ -25,6 +25,6 @@ async def open_generation(
         context,
         sum(map(len, tokenized.prompts)),
         Position.start(context.num_choices),
-        await prompts_of(context, [submit.prompt for submit in submits], tokenizer.all_token_bytes),
+        await prompts_of(context, [submit.prompt for submit in submits], tokenizer),
     )
     return Generation(await open_in_turns(link, submits, is_resumable=tokenized.is_resumable), tokenizer, spec)

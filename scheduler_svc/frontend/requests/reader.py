@@ -49,7 +49,7 @@ class RequestReader:
         self._link = link
         self.options = options
         self._long_work = long_work
-        self._grammars = GrammarCompiler(tokenizer.path, tokenizer.eos_token_ids)
+        self._grammars = GrammarCompiler(tokenizer.folder, tokenizer.eos_token_ids)
         self._chats = ChatRenderer(tokenizer, long_work)
         self._ignored = IgnoredFields()
 

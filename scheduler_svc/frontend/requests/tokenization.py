@@ -1,6 +1,5 @@
 """Texts and conversations to token ids and back, as clients ask for it beside any generation; vLLM's shapes."""
 
-import codecs
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -107,13 +106,11 @@ def detokenize(body: DetokenizeRequest, tokenizer: Tokenizer) -> Detokenized:
     if size > MAX_ECHOED_BYTES:
         message = f"The text of these tokens has {size} bytes; {MAX_ECHOED_BYTES} are allowed: ask for fewer at once."
         raise ApiError(400, message, code="invalid_value", param="tokens")
-    table, decoder = tokenizer.all_token_bytes, codecs.getincrementaldecoder("utf-8")("replace")
+    detokenizer = tokenizer.whole_text()
     # In pieces: to decode megabytes in one call would let no other thread have a turn.
-    texts = [
-        decoder.decode(b"".join([table.get(token, b"") for token in body.tokens[start : start + TOKENS_AT_ONCE]]))
-        for start in range(0, len(body.tokens), TOKENS_AT_ONCE)
-    ]
-    return Detokenized("".join(texts) + decoder.decode(b"", final=True))
+    starts = range(0, len(body.tokens), TOKENS_AT_ONCE)
+    texts = [detokenizer.feed(body.tokens[start : start + TOKENS_AT_ONCE]) for start in starts]
+    return Detokenized("".join(texts) + detokenizer.flush())
 
 
 def _strings(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:

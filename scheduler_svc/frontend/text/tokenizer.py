@@ -15,11 +15,11 @@ import tokenizers
 from msgspec import Meta
 
 from common.errors import CheckpointError, RequestRejected
-from common.model_reading import read_model_json
-from common.tokenizer_file import MAX_VOCAB_SIZE, read_tokenizer_file, text_growth
+from common.model_reading import check_regular, read_model_json
+from common.tokenizer_file import MAX_VOCAB_SIZE, library_fault, read_tokenizer_file, text_growth
 from common.vocabulary import checked_vocab_size
 from scheduler_svc.frontend.text.chat_template import ChatTemplate, special_tokens_of
-from scheduler_svc.frontend.text.detokenizer import token_byte_table
+from scheduler_svc.frontend.text.detokenizer import Detokenizer, decoding_of, token_byte_table
 from scheduler_svc.frontend.text.template_program import Ending
 from scheduler_svc.frontend.text.token_bound import characters_per_token
 from scheduler_svc.frontend.text.token_texts import TokenTexts
@@ -60,7 +60,7 @@ class Tokenizer:
     """One model's tokenizer, chat template, sampling defaults and end-of-sequence tokens.
 
     Attributes:
-        path: of tokenizer.json.
+        folder: of the model.
         token_bytes: what each token stands for; special tokens are absent.
         all_token_bytes: the same with special tokens.
         message_token_bytes: the same with those special tokens alone that divide a message: its text is taken apart at
@@ -69,7 +69,8 @@ class Tokenizer:
         token_texts: single tokens as text.
         characters_per_token: at most; None if that cannot be known.
         special_tokens: ids of special tokens, by their texts.
-        closing_ids: tokens that the tokenizer adds behind each text.
+        opening_id: token that the tokenizer adds before each text; None if it adds none.
+        closing_ids: tokens that it adds behind each text.
         eos_token_ids: tokens that end a text: those of generation_config.json, of config.json and of
             tokenizer_config.json, which often know one each.
         max_positions: of a sequence, as config.json says; 0 if it does not.
@@ -85,15 +86,15 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = path = folder / "tokenizer.json"
+        self.folder, path = folder, folder / "tokenizer.json"
         content = read_tokenizer_file(folder)
         if content is None:
-            raise CheckpointError(f"{folder} has no tokenizer.json")
+            raise CheckpointError(_why_none(folder))
         self._growth = text_growth(content)
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(content))
         except BaseException as error:
-            raise CheckpointError(f"{path} cannot be read: {_fault(error)}") from error
+            raise CheckpointError(f"{path} cannot be read: {library_fault(error)}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         config = read_model_json(folder / "config.json", _ModelConfig) or _ModelConfig()
@@ -103,6 +104,7 @@ class Tokenizer:
         special = {i: token.content.encode() for i, token in added.items() if token.special}
         decoder = content.get("decoder") or {}
         self.token_bytes = token_byte_table(self._tokenizer.get_vocab(with_added_tokens=True), special, decoder)
+        self._drops_space = decoding_of(decoder).drops_space
         self.all_token_bytes = self.token_bytes | special
         tags = {i: token for i, token in special.items() if token in MESSAGE_TAGS}
         self.message_token_bytes = self.token_bytes | tags if tags else self.token_bytes
@@ -121,7 +123,8 @@ class Tokenizer:
         self.chat_template = ChatTemplate.of_model(folder, settings)
         try:
             self.encode([PROBE], add_special_tokens=True)
-            self.closing_ids = self._closing_ids()
+            opening, self.closing_ids = self._added_ids()
+            self.opening_id = opening[0] if len(opening) == 1 else None
         except RequestRejected as error:
             raise CheckpointError(f"{path} cannot be used: {error}") from error
 
@@ -152,7 +155,7 @@ class Tokenizer:
                 # Not `encode`: it holds the GIL, for seconds on a long text (measured), and computes offsets.
                 encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=add_special_tokens)
             except BaseException as error:
-                raise RequestRejected(f"the model's tokenizer fails on this text: {_fault(error)}") from error
+                raise RequestRejected(f"the model's tokenizer fails on this text: {library_fault(error)}") from error
             ids += [encoding.ids for encoding in encodings]
         return ids
 
@@ -160,12 +163,16 @@ class Tokenizer:
         """Those that the model can generate, each once."""
         return tuple(dict.fromkeys(i for i in token_ids if i is not None and i < self.vocab_size))
 
-    def _closing_ids(self) -> tuple[int, ...]:
-        """What stands behind a text's own tokens; the tokenizer may put some in front of them, too."""
+    def whole_text(self) -> Detokenizer:
+        """A detokenizer for a text from its beginning, special tokens included."""
+        return Detokenizer(self.all_token_bytes, drops_space=self._drops_space)
+
+    def _added_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What stands before a text's own tokens, and what stands behind them."""
         [own] = self.encode(["a"], add_special_tokens=False)
         [whole] = self.encode(["a"], add_special_tokens=True)
         starts = [start for start in range(len(whole)) if whole[start : start + len(own)] == own]
-        return tuple(whole[starts[0] + len(own) :]) if starts and own else ()
+        return (tuple(whole[: starts[0]]), tuple(whole[starts[0] + len(own) :])) if starts and own else ((), ())
 
     def start_rendering(self) -> None:
         """Start the process that renders chats, if the model has a chat template, and ask where its answers end. Raises
@@ -195,6 +202,16 @@ class Tokenizer:
         if self.chat_template is None:
             raise RequestRejected("this model has no chat template; use /v1/completions (baton generate)")
         return self.chat_template.render(messages, tools, variables, ending)
+
+
+def _why_none(folder: Path) -> str:
+    """Say what is missing where there is no tokenizer.json."""
+    if not check_regular(folder / "tokenizer.model"):
+        return f"{folder} has no tokenizer.json"
+    return (
+        f"{folder} has a tokenizer.model and no tokenizer.json, which alone is read: transformers makes one, by "
+        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    )
 
 
 def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -238,11 +255,3 @@ def _sampling_defaults(folder: Path, generation_config: Mapping[str, Any]) -> Sa
             path = folder / "generation_config.json"
             raise CheckpointError(f"{path} recommends {field.name} {value!r:.80}: {error}") from error
     return SamplingDefaults(**said)
-
-
-def _fault(error: BaseException) -> str:
-    """What a library in Rust says of its failure: it raises bare Exceptions, and where it panics no Exception at all.
-    Raises the error if it is none of the library's."""
-    if isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime":
-        return str(error)
-    raise error

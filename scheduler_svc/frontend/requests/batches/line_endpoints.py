@@ -94,7 +94,7 @@ class _GeneratingLines:
             context,
             sum(map(len, tokenized.prompts)),
             Position.start(context.num_choices),
-            await prompts_of(context, [submit.prompt for submit in submits], tokenizer.all_token_bytes),
+            await prompts_of(context, [submit.prompt for submit in submits], tokenizer),
         )
         return ReadyLine(client, tokenized.request_id, tuple(submits), partial(_generated, tokenizer, spec))
 
