@@ -129,14 +129,6 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> Json:
     return found
 
 
-def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """List the tokens that end a text, a turn of a talk, or a message: what a generation_config.json calls
-    `eos_token_id`. Raises CheckpointError for an id that is none of the tokens'."""
-    tokens = _Tokens.of(metadata)
-    ids = [_token_id(metadata, name, tokens) for name in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(i for i in ids if i is not None))
-
-
 class _Tokens(NamedTuple):
     """The tokens by their ids."""
 

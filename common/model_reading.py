@@ -74,6 +74,15 @@ def read_model_file(path: Path, max_bytes: int) -> bytes | None:
     return data
 
 
+def read_template(path: Path) -> str | None:
+    """Read a chat template; None if the file is not there. Raises as `read_model_file`, and if it is not UTF-8."""
+    data = read_model_file(path, MAX_TEMPLATE_BYTES)
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8: {error.reason}") from error
+
+
 def read_model_json(
     path: Path, kind: type[Kind], max_bytes: int = MAX_CONFIG_BYTES, *, as_written: bool = False
 ) -> Kind | None:

@@ -6,9 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import click
+
+from common.paths import ExistingPath
 
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "json"]
 ReasoningParser = Literal["auto", "none", "qwen3"]
@@ -38,6 +41,7 @@ class FrontendOptions:
 
     Attributes:
         served_model_name: names that clients may ask for; the first one is in the answers to all.
+        chat_template: file whose chat template takes the place of the model's.
         tool_parser: how the model writes calls of tools; "auto" reads it off the chat template.
         reasoning_parser: how the model writes its thoughts; "auto" reads it off the chat template.
         stop_in_thoughts: whether stop strings end an answer in its thought, too.
@@ -62,6 +66,7 @@ class FrontendOptions:
     """
 
     served_model_name: tuple[str, ...] = ()
+    chat_template: Path | None = None
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
     stop_in_thoughts: bool = False
@@ -103,7 +108,7 @@ class FrontendOptions:
             name, value = "--" + field.name.removesuffix("_s").replace("_", "-"), getattr(self, field.name)
             if isinstance(value, bool):
                 arguments += [name] if value else []
-            else:
+            elif value is not None:
                 for each in value if isinstance(value, tuple) else (value,):
                     arguments += [name, str(each)]
         return arguments
@@ -115,6 +120,8 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option("--served-model-name", multiple=True, help="Name that clients use for the model; may be given "
                   "several times, and the first is in the answers.  [default: the model's own]")  # fmt: skip
+    @click.option("--chat-template", type=ExistingPath(dir_okay=False), metavar="FILE",
+                  help="File with a chat template (Jinja) in place of the model's own.")  # fmt: skip
     @click.option("--tool-parser", type=click.Choice(get_args(ToolParser)), default=default.tool_parser,
                   help="How the model writes calls of tools; auto reads it off its chat template.")  # fmt: skip
     @click.option("--reasoning-parser", type=click.Choice(get_args(ReasoningParser)), default=default.reasoning_parser,

@@ -33,6 +33,7 @@ UP = ("baton", "up", "--no-keep", "--no-store", "--executor-port", "PORT", "--po
 CASES = {
     "scheduler --model": ("FOLDER READ", *SCHEDULER, "--no-journal", "--model", "PATH"),
     "scheduler --pooling-model": ("FOLDER READ", *SCHEDULER, "--no-journal", "--pooling-model", "embed=PATH"),
+    "scheduler --chat-template": ("FILE READ", *SCHEDULER, "--no-journal", "--chat-template", "PATH"),
     "scheduler --api-keys": ("FILE READ", *SCHEDULER, "--no-journal", "--api-keys", "PATH"),
     "scheduler --curve-keys": ("FOLDER READ", *SCHEDULER, "--no-journal", "--curve-keys", "PATH"),
     "scheduler --journal": ("FILE MADE", *SCHEDULER, "--journal", "PATH"),
@@ -72,11 +73,13 @@ CASES = {
     "up --api-key-file": ("FILE READ", *UP, "--no-journal", "--api-key-file", "PATH"),
     "up --api-keys": ("FILE READ", *UP, "--no-journal", "--api-keys", "PATH"),
     "up --journal": ("FILE MADE", *UP, "--journal", "PATH"),
+    "up --chat-template": ("FILE READ", *UP, "--no-journal", "--chat-template", "PATH"),
     "up --model": ("FOLDER READ", *UP, "--no-journal", "--model", "PATH"),
 }
 # They start processes, load torch, or wait for a keeper.
-SLOW = ("up --journal", "up --model", "up --store", "up --keeper", "up --api-keys", "up --api-key-file",
-        "executor --model", "executor --keeper", "executor --scheduler", "executor --health-file")  # fmt: skip
+SLOW = ("scheduler --chat-template", "up --journal", "up --model", "up --chat-template", "up --store", "up --keeper",
+        "up --api-keys", "up --api-key-file", "executor --model", "executor --keeper", "executor --scheduler",
+        "executor --health-file")  # fmt: skip
 IS_FINE = {
     ("embed --output", "garbage"),  # it is replaced
     ("embed --file", "a device"),  # an empty file has no text

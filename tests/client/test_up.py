@@ -125,7 +125,7 @@ def test_options_for_the_scheduler(specs, arguments, scheduler, executor):
 
 def test_options_of_frontends(specs):
     arguments = "--served-model-name a --served-model-name b --tool-parser json --reasoning-parser none --openapi "
-    arguments += "--pooling-model embed=e --pooling-model score:judge=s"
+    arguments += f"--pooling-model embed=e --pooling-model score:judge=s --chat-template {__file__}"
     run_up(*arguments.split())
     ((spec, _, welcome),) = specs
     asked = FrontendOptions(
@@ -134,10 +134,12 @@ def test_options_of_frontends(specs):
         reasoning_parser="none",
         openapi=True,
         pooling_model=("embed=e", "score:judge=s"),
+        chat_template=Path(__file__),
     )
     assert spec.scheduler_options == (*asked.arguments(), *StoreOptions().arguments())
     scheduler = scheduler_command.make_context("baton-scheduler", spec.command("scheduler")[3:])
     assert scheduler.params["tool_parser"] == "json"
+    assert scheduler.params["chat_template"] == Path(__file__)
     assert scheduler.params["pooling_model"] == asked.pooling_model
     assert welcome == up.Welcome("a", is_demo=True, needs_key=False, has_page=True)
 

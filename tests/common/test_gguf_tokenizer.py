@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
-from common.gguf_tokenizer import MAX_PIECE_CHARS, end_token_ids, tokenizer_config, tokenizer_json
+from common.gguf_tokenizer import MAX_PIECE_CHARS, tokenizer_config, tokenizer_json
 from common.tokenizer_file import MAX_VOCAB_SIZE, SPACE
 from tests.support import llama_cpp
 from tests.support.effort import examples
@@ -157,13 +157,6 @@ def test_kinds_of_tokens():
     assert library(unused).token_to_id("<bos>") == 6
 
 
-def test_all_ends_of_texts_and_turns():
-    assert end_token_ids(BYTE_LEVEL) == [3]
-    more = {"tokenizer.ggml.eot_token_id": 4, "tokenizer.ggml.eom_token_id": 3}
-    assert end_token_ids(BYTE_LEVEL | more) == [3, 4]
-    assert end_token_ids(SENTENCE_PIECE) == [2], "its rule's"
-
-
 KEY = "tokenizer.ggml."
 
 
@@ -203,7 +196,6 @@ def test_what_is_not_supported_is_named(metadata: dict, change: dict, fault: str
         tokenizer_json(metadata | {KEY + name: value for name, value in change.items()})
 
 
-@pytest.mark.parametrize("of", [tokenizer_config, end_token_ids])
-def test_a_special_token_is_one_of_the_tokens(of):
+def test_a_special_token_is_one_of_the_tokens():
     with pytest.raises(CheckpointError, match="eos_token_id is 9, allowed are 0 to 6"):
-        of(BYTE_LEVEL | {"tokenizer.ggml.eos_token_id": 9})
+        tokenizer_config(BYTE_LEVEL | {"tokenizer.ggml.eos_token_id": 9})

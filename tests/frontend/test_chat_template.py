@@ -268,3 +268,21 @@ def test_the_process_of_a_template_ends_with_it():
     del template
     gc.collect()
     assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        (b"{% if %}", "the model's chat template cannot be compiled"),
+        (b"x" * (MAX_SOURCE_CHARS + 1), "the chat template has"),
+        (b"\xff", "is not UTF-8"),
+        (None, "there is no "),
+    ],
+)
+def test_a_chosen_template_that_cannot_be_used_is_named(tmp_path: Path, source: bytes | None, fault: str):
+    chosen = tmp_path / "chosen"
+    if source is not None:
+        chosen.write_bytes(source)
+    with pytest.raises(CheckpointError, match=fault) as refused:
+        _ = ChatTemplate.of_model(tmp_path, {"chat_template": "mine"}, chosen).variables
+    assert str(chosen) in str(refused.value)

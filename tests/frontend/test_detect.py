@@ -14,6 +14,8 @@ QWEN25 = r"""{%- if tools %}{{- "<tool_call>\n{\"name\": <name>, \"arguments\": 
 LLAMA3 = r"""{%- if tools is not none %}{{- 'Respond with {"name": function name, "parameters": ...}.' }}{%- endif %}"""
 GLM = r"""{%- if tools %}{{- "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>" }}{%- endif %}<think>"""
 DEEPSEEK_R1 = r"""{% if add_generation_prompt %}{{'<|Assistant|><think>\n'}}{% endif %}"""
+MISTRAL = r"""{%- if tools %}[AVAILABLE_TOOLS]{"type": "function"}{% endif %}[TOOL_CALLS][{"name": "f"}]"""
+FUNCTIONARY = r"""{%- if tools %}{{- '<function=example>{"argument": 1}</function>' }}{%- endif %}"""
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -26,16 +28,19 @@ PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
         (LLAMA3, "json", "none"),
         (GLM, "none", "qwen3"),
         (DEEPSEEK_R1, "none", "qwen3"),
+        (MISTRAL, "none", "none"),
+        (FUNCTIONARY, "none", "none"),
         (PLAIN, "none", "none"),
         ("", "none", "none"),
     ],
 )
 def test_formats_of_templates(template: str, calls: str, thoughts: str):
-    assert detect(template) == (calls, thoughts)
+    assert detect(template)[:2] == (calls, thoughts)
+    assert detect(template).unread_calls == ("[TOOL_CALLS]" if template == MISTRAL else "")
 
 
 def test_format_of_the_demo_model():
-    assert detect((DEMO_MODEL_DIR / "chat_template.jinja").read_text()) == ("hermes", "none")
+    assert detect((DEMO_MODEL_DIR / "chat_template.jinja").read_text())[:2] == ("hermes", "none")
 
 
 @pytest.mark.parametrize(

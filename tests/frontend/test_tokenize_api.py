@@ -41,6 +41,13 @@ def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend, tokenizer):
     assert "token_strs" not in post(frontend, "/tokenize", {"prompt": ""}).json()
 
 
+def test_a_chat_template_of_ones_own(tmp_path, tokenizer):
+    (tmp_path / "chosen").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    with running_frontend("--chat-template", str(tmp_path / "chosen"), BATON_API_KEYS="alpha") as frontend:
+        answer = post(frontend, "/tokenize", CHAT).json()
+    assert answer["tokens"] == tokenizer.encode(["user: hi\n"], add_special_tokens=False)[0]
+
+
 @given(st.text(max_size=30), st.lists(st.integers(128, 255), max_size=6), st.integers(1, 7))
 def test_tokens_become_the_same_text_in_pieces_of_any_size(tokenizer, text, bad, size):
     """Characters whose tokens are in two pieces are whole, and bytes that are none are U+FFFD."""

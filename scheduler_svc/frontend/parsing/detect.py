@@ -8,6 +8,7 @@ from scheduler_svc.frontend.parsing.thought import BEGIN, END, ThoughtStart
 
 # A template shows the model what a call looks like: "name": ..., in a string of Jinja's maybe with \" for the quotes.
 _JSON_NAME = re.compile(r'\\?"name\\?"\s*:')
+_MISTRALS_CALLS = "[TOOL_CALLS]"  # what they begin with, which no parser reads yet
 
 
 class Detected(NamedTuple):
@@ -16,16 +17,19 @@ class Detected(NamedTuple):
     Attributes:
         calls: how it writes calls of tools; "none" if the template has no tools, or has them in a form that is unknown.
         thoughts: how it writes thoughts; "none" if it has none.
+        unread_calls: what they begin with, if their format is known and not read; else empty.
     """
 
     calls: CallFormat
     thoughts: Literal["none", "qwen3"]
+    unread_calls: str = ""
 
 
 def detect(template: str) -> Detected:
     """Read a template's source."""
     has_thoughts = BEGIN in template or END in template
-    return Detected(_calls(template), "qwen3" if has_thoughts else "none")
+    unread = _MISTRALS_CALLS if _MISTRALS_CALLS in template else ""
+    return Detected("none" if unread else _calls(template), "qwen3" if has_thoughts else "none", unread)
 
 
 def thought_start(prompt: str) -> ThoughtStart:
@@ -48,7 +52,7 @@ def thought_start(prompt: str) -> ThoughtStart:
 def _calls(template: str) -> CallFormat:
     if "tools" not in template:
         return "none"
-    if "<function=" in template:
+    if "<function=" in template and "<parameter=" in template:
         return "qwen3_coder"
     if not _JSON_NAME.search(template):
         return "none"

@@ -14,6 +14,7 @@ class ChatStyle:
 
     Attributes:
         calls: how it writes calls of tools; "none" if that is not known, or calls are not to be told from text.
+        unread_calls: what they begin with, if that is known and not read; else empty.
         shows_tools: whether its chat template has a place for tools.
         thinks: whether its thoughts are told from its answers.
         stop_in_thoughts: whether stop strings end an answer in its thought, too.
@@ -21,6 +22,7 @@ class ChatStyle:
     """
 
     calls: CallFormat = "none"
+    unread_calls: str = ""
     shows_tools: bool = False
     thinks: bool = False
     stop_in_thoughts: bool = False
@@ -35,5 +37,10 @@ def style_of(template: ChatTemplate | None, options: FrontendOptions) -> ChatSty
     calls = detected.calls if options.tool_parser == "auto" else options.tool_parser
     thoughts = detected.thoughts if options.reasoning_parser == "auto" else options.reasoning_parser
     return ChatStyle(
-        calls, "tools" in template.variables, thoughts != "none", options.stop_in_thoughts, template.variables
+        calls,
+        detected.unread_calls,
+        "tools" in template.variables,
+        thoughts != "none",
+        options.stop_in_thoughts,
+        template.variables,
     )

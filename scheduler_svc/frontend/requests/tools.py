@@ -169,7 +169,11 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
     if not tools or choice.mode == "none":
         return ToolUse()
     if style.calls == "none" or not style.shows_tools:
-        why = "its chat template shows none" if not style.shows_tools else "its calls cannot be told from text"
+        why = "its calls cannot be told from text"
+        if not style.shows_tools:
+            why = "its chat template shows none"
+        elif style.unread_calls:
+            why = f"it writes calls after {style.unread_calls}, which is not read yet"
         message = f"'tools' are not supported with this model: {why}. With 'tool_choice': 'none' they are left out."
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
     allowed = [tool for tool in tools if choice.names is None or tool.function.name in choice.names]

@@ -12,7 +12,7 @@ import msgspec
 
 from common.errors import CheckpointError, RequestRejected
 from common.logging import get_logger
-from common.model_reading import MAX_TEMPLATE_BYTES, read_model_file
+from common.model_reading import read_template
 from scheduler_svc.frontend.helper_process import HelperEvents, HelperProcess, HelperUnavailable
 from scheduler_svc.frontend.text.template_program import (
     COMPILE_MAY_TAKE_S,
@@ -45,34 +45,45 @@ _rendered = msgspec.json.Decoder(Rendered)
 class ChatTemplate:
     """One template, which a process renders: that is started when it is first needed, and again after it died.
 
+    Args:
+        special_tokens: by the names that templates have for them.
+        file: that the user has named for it, in errors.
+
     Attributes:
         source: the template.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], file: Path | None = None) -> None:
+        self.source, self._file = source, file
         if len(source) > MAX_SOURCE_CHARS:
-            raise CheckpointError(f"the chat template has {len(source)} characters, the limit is {MAX_SOURCE_CHARS}")
-        self.source = source
+            raise self._error(f"the chat template has {len(source)} characters, the limit is {MAX_SOURCE_CHARS}")
         try:
             settings = msgspec.json.encode(TemplateSettings(source, dict(special_tokens)))
         except UnicodeEncodeError as error:
-            raise CheckpointError(f"the chat template is not valid Unicode: {error.reason}") from error
+            raise self._error(f"the chat template is not valid Unicode: {error.reason}") from error
         self._process = HelperProcess(_EVENTS, _MODULE, settings)
         weakref.finalize(self, self._process.close)
 
     @classmethod
-    def of_model(cls, folder: Path, tokenizer_config: Mapping[str, Any]) -> "ChatTemplate | None":
-        """The template in `chat_template.jinja` or else in tokenizer_config.json; None if there is none."""
-        path = folder / "chat_template.jinja"
+    def of_model(
+        cls, folder: Path, tokenizer_config: Mapping[str, Any], chosen: Path | None = None
+    ) -> "ChatTemplate | None":
+        """The template in `chat_template.jinja` or else in tokenizer_config.json; None if there is none.
+
+        Args:
+            chosen: file with the template that takes their place.
+        """
+        if chosen is not None:
+            source = read_template(chosen)
+            if source is None:
+                raise CheckpointError(f"there is no {chosen}")
+            return cls(source, special_tokens_of(tokenizer_config), chosen)
         source = tokenizer_config.get("chat_template")
         if isinstance(source, list):  # several named templates, [{"name": "default", "template": "..."}, ...]
             named = [entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"]
             source = named[-1].get("template") if named else None
-        if (data := read_model_file(path, MAX_TEMPLATE_BYTES)) is not None:
-            try:
-                source = data.decode()
-            except UnicodeDecodeError as error:
-                raise CheckpointError(f"{path} is not UTF-8: {error.reason}") from error
+        if (written := read_template(folder / "chat_template.jinja")) is not None:
+            source = written
         if source is None:
             return None
         if not isinstance(source, str):
@@ -88,10 +99,13 @@ class ChatTemplate:
         except HelperUnavailable as error:
             if error.status != -signal.SIGPROF:
                 raise
-            raise CheckpointError(f"compiling the chat template takes more than {COMPILE_MAY_TAKE_S} s") from error
+            raise self._error(f"compiling the chat template takes more than {COMPILE_MAY_TAKE_S} s") from error
         if compiled.reason:
-            raise CheckpointError(compiled.reason)
+            raise self._error(compiled.reason)
         return frozenset(compiled.variables)
+
+    def _error(self, reason: str) -> CheckpointError:
+        return CheckpointError(reason if self._file is None else f"{self._file}: {reason}")
 
     def after_answer(self) -> str:
         """Return what it writes directly after an assistant's content; empty if it renders none after a question."""

@@ -80,12 +80,13 @@ class Tokenizer:
     Args:
         folder: holds tokenizer.json and config.json; tokenizer_config.json, generation_config.json and
             chat_template.jinja if the model has them.
+        chat_template: file with the template that takes the place of the model's.
 
     Raises:
         CheckpointError: a file is missing or cannot be used.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, chat_template: Path | None = None) -> None:
         self.folder, path = folder, folder / "tokenizer.json"
         content = read_tokenizer_file(folder)
         if content is None:
@@ -120,7 +121,7 @@ class Tokenizer:
         own_eos = self._tokenizer.token_to_id(special_tokens_of(settings).get("eos_token", ""))
         self.eos_token_ids = self._ends(*_eos_token_ids(folder, generation, config), own_eos)
         self.sampling_defaults = _sampling_defaults(folder, generation)
-        self.chat_template = ChatTemplate.of_model(folder, settings)
+        self.chat_template = ChatTemplate.of_model(folder, settings, chat_template)
         try:
             self.encode([PROBE], add_special_tokens=True)
             opening, self.closing_ids = self._added_ids()
