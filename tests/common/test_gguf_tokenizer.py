@@ -1,5 +1,6 @@
 """What is made of a GGUF file's tokenizer gives the ids that llama.cpp and transformers give, or is refused by name."""
 
+import contextlib
 import unicodedata
 from functools import cache
 from itertools import pairwise
@@ -194,6 +195,19 @@ KEY = "tokenizer.ggml."
 def test_what_is_not_supported_is_named(metadata: dict, change: dict, fault: str):
     with pytest.raises(CheckpointError, match=rf"^tokenizer\.ggml\..*{fault}"):
         tokenizer_json(metadata | {KEY + name: value for name, value in change.items()})
+
+
+ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("default")
+KEYS = sorted({*BYTE_LEVEL, *SENTENCE_PIECE} | {f"{KEY}{name}_token_id" for name in ("bos", "padding")})
+
+
+@settings(max_examples=examples(2000, quick=200))
+@given(st.booleans(), st.dictionaries(st.sampled_from(KEYS), ANYTHING | st.lists(ANYTHING, max_size=8), max_size=4))
+def test_whatever_a_file_says_is_read_or_refused(has_pieces: bool, said: dict):
+    metadata = (SENTENCE_PIECE if has_pieces else BYTE_LEVEL) | said
+    for make in (tokenizer_json, tokenizer_config):
+        with contextlib.suppress(CheckpointError):
+            msgspec.json.encode(make(metadata))
 
 
 def test_a_special_token_is_one_of_the_tokens():

@@ -100,9 +100,10 @@ def test_what_ends_a_turn_and_how_calls_are_written(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("vocabulary", ["llama-bpe", "llama-spm"])
 def test_a_chat_has_one_bos(tmp_path: Path, vocabulary: str):
-    """That of its template, though the tokenizer puts one before each text."""
+    """That of its template, though the tokenizer puts one before each text: also where a client has rendered it."""
     tokenizer = model(tmp_path, vocabulary, "{{ bos_token }}{{ messages[0].content }}")
     text = tokenizer.render_chat([{"role": "user", "content": "Hello"}], None, {})
     [plain] = tokenizer.encode(["Hello"], add_special_tokens=True)
     assert tokenizer.encode([text], add_special_tokens=False) == [plain]
+    assert tokenizer.encode([text], add_special_tokens=True) == [plain]
     assert plain.count(tokenizer.opening_id) == 1

@@ -122,6 +122,7 @@ class Tokenizer:
         self.eos_token_ids = self._ends(*_eos_token_ids(folder, generation, config), own_eos)
         self.sampling_defaults = _sampling_defaults(folder, generation)
         self.chat_template = ChatTemplate.of_model(folder, settings, chat_template)
+        self.opening_id: int | None = None
         try:
             self.encode([PROBE], add_special_tokens=True)
             opening, self.closing_ids = self._added_ids()
@@ -139,7 +140,11 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text. Raises RequestRejected if one is not Unicode (JSON can hold half a character), if the
-        tokenizer fails on it, or could make it too long."""
+        tokenizer fails on it, or could make it too long.
+
+        A text that begins with the token that is put before each, as one does that a chat template has written, has it
+        once.
+        """
         if self._growth > 1 and (longest := max(map(len, texts), default=0)) * self._growth > MAX_GROWN_CHARS:
             raise RequestRejected(
                 f"a text has {longest} characters, of which the model's tokenizer can make {self._growth} times as "
@@ -158,6 +163,9 @@ class Tokenizer:
             except BaseException as error:
                 raise RequestRejected(f"the model's tokenizer fails on this text: {library_fault(error)}") from error
             ids += [encoding.ids for encoding in encodings]
+        if add_special_tokens and self.opening_id is not None:
+            twice = [self.opening_id] * 2
+            ids = [each[1:] if each[:2] == twice else each for each in ids]
         return ids
 
     def _ends(self, *token_ids: int | None) -> tuple[int, ...]:
