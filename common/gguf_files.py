@@ -12,10 +12,13 @@ import msgspec
 from common.errors import CheckpointError
 from common.gguf import MAX_SHARDS, Gguf, ShardName, read_gguf
 from common.gguf_config import config_json, generation_config_json
+from common.gguf_tokenizer import tokenizer_config, tokenizer_json
 
 FILES: dict[str, Callable[[Gguf], dict[str, Any]]] = {
     "config.json": config_json,
     "generation_config.json": generation_config_json,
+    "tokenizer.json": lambda model: tokenizer_json(model.metadata),
+    "tokenizer_config.json": lambda model: tokenizer_config(model.metadata),
 }
 """What makes the content of each file that a GGUF file stands for. An error of it need not name the GGUF file."""
 
