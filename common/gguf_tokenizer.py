@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from common.errors import CheckpointError
 from common.tokenizer_file import MAX_VOCAB_SIZE, SPACE
 
-MAX_PIECE_CHARS = (
-    2**21
-)  # of all pieces of a SentencePiece model: each may be cut at each; those of Llama 2 have 188,000
+MAX_PIECE_CHARS = 2**7  # of one of SentencePiece's pieces, which is cut at each; Llama 2's have up to 16
+MAX_CUTS = 2**20  # characters of all pieces; Llama 2's have 162,021
 Json = dict[str, Any]
 
 
@@ -71,7 +70,7 @@ def _split_by(letters: str, digits: str) -> Json:
     return {"type": "Sequence", "pretokenizers": [split, _byte_level(splits=False)]}
 
 
-_NFC = {"type": "NFC"}
+_NFC = {"type": "NFC"}  # of Qwen's own tokenizers; llama.cpp does not compose characters
 _STARCODER = _Rule(
     {
         "type": "Sequence",
@@ -193,7 +192,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, tokens: _Tokens) -> int | 
 
 
 def _adds(metadata: Mapping[str, Any], name: str) -> bool:
-    """Whether a special token is put before (`bos`) or behind (`eos`) each text: as the file says, or the rule."""
+    """Whether a special token is put before (`bos`) or after (`eos`) each text: as the file says, or the rule."""
     adds_bos = metadata.get("tokenizer.ggml.model") == "llama" or _rule(metadata).adds_bos
     return _flag(metadata, f"add_{name}_token", default=adds_bos and name == "bos")
 
@@ -225,7 +224,7 @@ def _added_token(token_id: int, text: str, kind: int) -> Json:
 
 
 def _post_processor(metadata: Mapping[str, Any], tokens: _Tokens) -> Json | None:
-    """Put BOS before a text and EOS behind it, where they are to be; None if neither is."""
+    """Put BOS before a text and EOS after it, where they are to be; None if neither is."""
     added: dict[str, dict[str, int]] = {}  # ids by texts
     for name in ("bos", "eos"):
         token_id = _token_id(metadata, name, tokens) if _adds(metadata, name) else None
@@ -285,16 +284,15 @@ def _sentence_piece(metadata: Mapping[str, Any], tokens: _Tokens) -> Json:
     escape = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     unescape = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     unknown = _token_id(metadata, "unknown", tokens)
-    assert unknown is not None, "it has a default"
-    vocab = tokens.vocab()
+    merges = _merges_by_score(tokens, _list(metadata, "scores", float, int))
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, escape]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         "model": _bpe(
-            vocab,
-            _merges_by_score(tokens, _list(metadata, "scores", float, int)),
-            unk_token=tokens.texts[unknown],
+            tokens.vocab(),
+            merges,
+            unk_token=None if unknown is None else tokens.texts[unknown],
             fuse_unk=True,
             byte_fallback=True,
         ),
@@ -310,13 +308,18 @@ def _merges_by_score(tokens: _Tokens, scores: Sequence[float]) -> list[tuple[str
     if len(scores) != len(tokens.texts):
         raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} values for {len(tokens.texts)} tokens")
     pieces = {text: scores[i] for i, text, kind in tokens.known() if kind == _Kind.NORMAL}
-    if (size := sum(map(len, pieces))) > MAX_PIECE_CHARS:
-        raise CheckpointError(f"tokenizer.ggml.tokens has {size} characters, the limit is {MAX_PIECE_CHARS}")
+    longest, total = max(map(len, pieces), default=0), sum(map(len, pieces))
+    if longest > MAX_PIECE_CHARS or total > MAX_CUTS:
+        raise CheckpointError(
+            f"tokenizer.ggml.tokens has a piece of {longest} characters, and {total} in all; the limits are "
+            f"{MAX_PIECE_CHARS} and {MAX_CUTS}"
+        )
     if any(map(isnan, pieces.values())):
         raise CheckpointError("tokenizer.ggml.scores has a NaN")
-    return [
-        (piece[:cut], piece[cut:])
+    same = {piece: piece for piece in pieces}  # so that merges share their strings
+    cuts = (
+        (same.get(piece[:cut]), same.get(piece[cut:]))
         for piece in sorted(pieces, key=pieces.__getitem__, reverse=True)
         for cut in range(1, len(piece))
-        if piece[:cut] in pieces and piece[cut:] in pieces
-    ]
+    )
+    return [(left, right) for left, right in cuts if left is not None and right is not None]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
-from common.gguf_tokenizer import MAX_PIECE_CHARS, tokenizer_config, tokenizer_json
+from common.gguf_tokenizer import MAX_CUTS, MAX_PIECE_CHARS, tokenizer_config, tokenizer_json
 from common.tokenizer_file import MAX_VOCAB_SIZE, SPACE
 from tests.support import llama_cpp
 from tests.support.effort import examples
@@ -159,6 +159,13 @@ def test_kinds_of_tokens():
 
 
 KEY = "tokenizer.ggml."
+# As long in all as the limit, and by one character longer.
+LONG = [f"{number:0{MAX_PIECE_CHARS}}" for number in range(MAX_CUTS // MAX_PIECE_CHARS)]
+MANY_PIECES = {
+    "tokens": ["<unk>", *LONG, "x"],
+    "token_type": [UNKNOWN, *[NORMAL] * (len(LONG) + 1)],
+    "scores": [0.0] * (len(LONG) + 2),
+}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +196,8 @@ KEY = "tokenizer.ggml."
         (SENTENCE_PIECE, {"scores": None}, "scores is missing"),
         (SENTENCE_PIECE, {"scores": [0.0]}, "scores has 1 values for 264 tokens"),
         (SENTENCE_PIECE, {"scores": [float("nan")] * 264}, "scores has a NaN"),
-        (SENTENCE_PIECE, {"tokens": [*PIECES[:-1], "x" * MAX_PIECE_CHARS]}, f"the limit is {MAX_PIECE_CHARS}"),
+        (SENTENCE_PIECE, {"tokens": [*PIECES[:-1], "x" * 129]}, "a piece of 129 characters, .* the limits are 128 and"),
+        (SENTENCE_PIECE, MANY_PIECES, f"and {MAX_CUTS + 1} in all; the limits are 128 and {MAX_CUTS}"),
     ],
 )
 def test_what_is_not_supported_is_named(metadata: dict, change: dict, fault: str):
@@ -198,7 +206,7 @@ def test_what_is_not_supported_is_named(metadata: dict, change: dict, fault: str
 
 
 ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("default")
-KEYS = sorted({*BYTE_LEVEL, *SENTENCE_PIECE} | {f"{KEY}{name}_token_id" for name in ("bos", "padding")})
+KEYS = sorted({*BYTE_LEVEL, *SENTENCE_PIECE} | {f"{KEY}{name}_token_id" for name in ("bos", "padding", "unknown")})
 
 
 @settings(max_examples=examples(2000, quick=200))

@@ -70,7 +70,7 @@ class Tokenizer:
         characters_per_token: at most; None if that cannot be known.
         special_tokens: ids of special tokens, by their texts.
         opening_id: token that the tokenizer adds before each text; None if it adds none.
-        closing_ids: tokens that it adds behind each text.
+        closing_ids: tokens that it adds after each text.
         eos_token_ids: tokens that end a text: those of generation_config.json, of config.json and of
             tokenizer_config.json, which often know one each.
         max_positions: of a sequence, as config.json says; 0 if it does not.
@@ -177,7 +177,7 @@ class Tokenizer:
         return Detokenizer(self.all_token_bytes, drops_space=self._drops_space)
 
     def _added_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What stands before a text's own tokens, and what stands behind them."""
+        """What the tokenizer puts before a text's own tokens, and after them."""
         [own] = self.encode(["a"], add_special_tokens=False)
         [whole] = self.encode(["a"], add_special_tokens=True)
         starts = [start for start in range(len(whole)) if whole[start : start + len(own)] == own]
