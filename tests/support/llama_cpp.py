@@ -6,7 +6,6 @@ They are in the source of llama-cpp-python on PyPI. What tests read of it is kep
 import fcntl
 import functools
 import shutil
-import struct
 import subprocess
 import sys
 import tarfile
@@ -14,8 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+from common.gguf import read_gguf
 
 PACKAGE = "llama-cpp-python==0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
@@ -25,7 +25,6 @@ DOWNLOAD_MAY_TAKE_S = 120
 HINT = f"the source of {PACKAGE} cannot be had: `pip download` gets its 77 MB from PyPI, into {MODELS}"
 SEPARATOR = "\n__ggml_vocab_test__\n"
 _FOLDER = "vendor/llama.cpp/models/"
-_NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 
 
 def template(name: str) -> str:
@@ -46,31 +45,7 @@ def encoded_texts(name: str) -> list[tuple[str, list[int]]]:
 @functools.cache
 def vocabulary(name: str) -> dict[str, Any]:
     """The metadata of a vocabulary."""
-    data = (_models() / f"ggml-vocab-{name}.gguf").read_bytes()
-    magic, _, _, num_keys = struct.unpack_from("<4sIQQ", data)
-    assert magic == b"GGUF"
-    metadata, position = {}, 24
-    for _ in range(num_keys):
-        [key], position = _values(data, position, 8, 1)
-        kind, count, position = int.from_bytes(data[position : position + 4], "little"), 1, position + 4
-        if is_list := kind == 9:
-            kind, count = struct.unpack_from("<IQ", data, position)
-            position += 12
-        values, position = _values(data, position, kind, count)
-        metadata[key] = values if is_list else values[0]
-    return metadata
-
-
-def _values(data: bytes, position: int, kind: int, count: int) -> tuple[list[Any], int]:
-    if kind != 8:
-        values = np.frombuffer(data, _NUMBERS[kind], count, position)
-        return values.tolist(), position + values.nbytes
-    strings = []
-    for _ in range(count):
-        start = position + 8
-        position = start + int.from_bytes(data[position:start], "little")
-        strings.append(data[start:position].decode())
-    return strings, position
+    return read_gguf(_models() / f"ggml-vocab-{name}.gguf").metadata
 
 
 @functools.cache
