@@ -10,17 +10,18 @@ from typing import Any
 import msgspec
 
 from common.errors import CheckpointError
-from common.gguf import MAX_SHARDS, Gguf, ShardName, read_gguf
+from common.gguf import MAX_SHARDS, Gguf, Metadata, ShardName, read_gguf
 from common.gguf_config import config_json, generation_config_json
 from common.gguf_tokenizer import tokenizer_config, tokenizer_json
 
-FILES: dict[str, Callable[[Gguf], dict[str, Any]]] = {
+_OF_EVERY_MODEL: dict[str, Callable[[Gguf], dict[str, Any]]] = {
     "config.json": config_json,
     "generation_config.json": generation_config_json,
-    "tokenizer.json": lambda model: tokenizer_json(model.metadata),
-    "tokenizer_config.json": lambda model: tokenizer_config(model.metadata),
 }
-"""What makes the content of each file that a GGUF file stands for. An error of it need not name the GGUF file."""
+_OF_A_TOKENIZER: dict[str, Callable[[Metadata], dict[str, Any]]] = {
+    "tokenizer.json": tokenizer_json,
+    "tokenizer_config.json": tokenizer_config,
+}
 
 
 def read(path: Path, name: str) -> bytes | None:
@@ -40,7 +41,10 @@ def _contents(path: Path, _state: object) -> dict[str, bytes]:
     """Make all files at once, and keep them rather than what they are made of, which takes several times the memory."""
     model = read_gguf(path, all_shards=False)
     try:
-        return {name: msgspec.json.encode(make(model)) for name, make in FILES.items()}
+        contents = {name: make(model) for name, make in _OF_EVERY_MODEL.items()}
+        if "tokenizer.ggml.model" in model.metadata:
+            contents |= {name: make(model.metadata) for name, make in _OF_A_TOKENIZER.items()}
+        return {name: msgspec.json.encode(content) for name, content in contents.items()}
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

@@ -62,11 +62,12 @@ PROMPTS = (
     "E = mc^2 means that",
     "Bonjour, je m'appelle",
 )
+LICENSE = Path(__file__).parents[2] / "LICENSE"
 PERPLEXITIES = {  # of the page, float32; transformers finds the same
-    "F32": 16.0,
-    "F16": 16.0,
+    "F32": 15.9966,
+    "F16": 15.9905,
     "BF16": 16.0468,
-    "Q8_0": 16.0,
+    "Q8_0": 15.8673,
     "Q4_0": 26.5890,
     "Q4_1": 17.2508,
     "Q5_0": 18.1505,
@@ -129,7 +130,9 @@ def perplexity(log_probs: torch.Tensor) -> float:
 
 @needs_cpp
 def test_perplexity_in_bfloat16(model: Path) -> None:
-    (tokens,) = tokens_of(model, PAGE)
+    """Of a longer text: of a page, what roundings do to each token does not even out, for transformers neither."""
+    (tokens,) = tokens_of(model, LICENSE.read_text())
+    tokens = tokens[:2000]
     exact = perplexity(of_tokens(expected_logits(model, tokens), tokens))
     found = perplexity(scores(model, tokens, dtype="bfloat16"))
     assert found == pytest.approx(exact, rel=0.002)
