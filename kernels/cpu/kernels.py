@@ -172,9 +172,12 @@ class CpuKernels:
         tokens, heads, head_dim = out.shape
         kv_heads, block_size = check_cache(layer.cache, head_dim)
         check("qkv", qkv, BF16, (tokens, (heads + 2 * kv_heads) * head_dim))
-        if (norms := layer.norms) is not None:
-            check("q_weight", norms[0], BF16, (head_dim,))
-            check("k_weight", norms[1], BF16, (head_dim,))
+        q_weight = k_weight = None
+        if layer.norms is not None:
+            of_queries, of_keys = layer.norms
+            check("q_weight", of_queries, BF16, (head_dim,))
+            check("k_weight", of_keys, BF16, (head_dim,))
+            q_weight, k_weight = of_queries.data_ptr(), of_keys.data_ptr()
         check_dense("cos_sin", layer.cos_sin, FLOAT32, (len(layer.cos_sin), head_dim))
         check("positions", positions, INT32, (tokens,))
         check("slot_mapping", slot_mapping, INT32, (tokens,))
@@ -182,7 +185,8 @@ class CpuKernels:
         self._library.qk_norm_rope_store(
             qkv.data_ptr(),
             qkv.stride(0),
-            *((None, None) if norms is None else (weight.data_ptr() for weight in norms)),
+            q_weight,
+            k_weight,
             layer.cos_sin.data_ptr(),
             positions.data_ptr(),
             slot_mapping.data_ptr(),

@@ -43,15 +43,8 @@ float add_to_residual(const bf16* x, bf16* residual, int64_t size) {
   return sum(squares);
 }
 
-// Normalizes one head, if there is a weight for that, and rotates it (Su et al. 2021, arXiv:2104.09864); cos_sin holds
-// cosines, then sines.
-void norm_and_rotate(const bf16* head, const bf16* weight, const float* cos_sin, float eps, bf16* out,
-                     int64_t head_dim) {
-  bf16 normed[kMaxHeadDim];
-  if (weight != nullptr) {
-    scale_row(head, weight, inverse_rms(sum_of_squares(head, head_dim), head_dim, eps), normed, head_dim);
-    head = normed;
-  }
+// Rotates one head (Su et al. 2021, arXiv:2104.09864); cos_sin holds cosines, then sines.
+void rotate(const bf16* head, const float* cos_sin, bf16* out, int64_t head_dim) {
   const int64_t half = head_dim / 2;
   for (int64_t i = 0; i < half; i += kFloats) {
     const Floats first = load_bf16(head + i), second = load_bf16(head + half + i);
@@ -59,6 +52,15 @@ void norm_and_rotate(const bf16* head, const bf16* weight, const float* cos_sin,
     store_bf16(out + i, first * cosine - second * sine);
     store_bf16(out + half + i, second * cosine + first * sine);
   }
+}
+
+// Normalizes one head, if there is a weight for that, and rotates it.
+void norm_and_rotate(const bf16* head, const bf16* weight, const float* cos_sin, float eps, bf16* out,
+                     int64_t head_dim) {
+  if (weight == nullptr) return rotate(head, cos_sin, out, head_dim);
+  bf16 normed[kMaxHeadDim];
+  scale_row(head, weight, inverse_rms(sum_of_squares(head, head_dim), head_dim, eps), normed, head_dim);
+  rotate(normed, cos_sin, out, head_dim);
 }
 
 }  // namespace
