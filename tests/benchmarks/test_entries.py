@@ -20,6 +20,7 @@ NAMES = [
     "failover",
     "flood",
     "forced_tokens",
+    "gguf",
     "gpu",
     "journal",
     "keeper",
