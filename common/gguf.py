@@ -6,7 +6,6 @@ length and offset is held against a limit and against the file before memory is 
 """
 
 import os
-import re
 import struct
 from collections.abc import Iterable
 from math import prod
@@ -16,14 +15,13 @@ from typing import Any, BinaryIO
 import msgspec
 
 from common.errors import CheckpointError
+from common.model_files import MAGIC, MAX_SHARDS, ShardName
 from common.model_reading import open_model_file
 
-MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 64 * 2**20  # all before the data, of all shards together; Gemma 3 with 514,906 merges has 16 MB
 MAX_VALUES = 2**21  # in all arrays of a file; Gemma 3 has 1.3 million
 MAX_KEYS = 2**12  # in a file; 60 are known
 MAX_TENSORS = 2**16  # in all shards; 2,000 are known
-MAX_SHARDS = 2**10
 MAX_DIMS = 4  # ggml has no more
 MAX_NAME_BYTES = 2**10  # of a key or a tensor; ggml itself takes 63 for a tensor
 _DEFAULT_ALIGNMENT = 32  # bytes
@@ -53,7 +51,6 @@ _LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _U32, _U64, _KIND_AND_OFFSET = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQ")
 _COUNTS = struct.Struct("<4sIQQ")  # magic, version, tensors, keys
 _ARRAY_HEAD = struct.Struct("<IQ")
-_SHARD_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 Metadata = dict[str, Any]
 """By their keys: bools, ints, floats, strs, and lists of one of these."""
@@ -90,24 +87,6 @@ class Gguf(msgspec.Struct, frozen=True):
     metadata: Metadata
     tensors: dict[str, GgufTensor]
     header_bytes: dict[Path, int]
-
-
-class ShardName(msgspec.Struct, frozen=True):
-    """The name of a file of several: `{model}-{number:05}-of-{count:05}.gguf`, counted from 1."""
-
-    model: str
-    number: int
-    count: int
-
-    @staticmethod
-    def of(path: Path) -> "ShardName | None":
-        """Take a path's name apart; None if it is not such a name."""
-        found = _SHARD_NAME.fullmatch(path.name)
-        return found and ShardName(found["model"], int(found["number"]), int(found["count"]))
-
-    def sibling(self, number: int) -> str:
-        """Name another shard of the same model."""
-        return f"{self.model}-{number:05}-of-{self.count:05}.gguf"
 
 
 def read_gguf(path: Path, *, all_shards: bool = True) -> Gguf:

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from common.errors import CheckpointError
-from common.gguf import MAX_SHARDS, Gguf, Metadata, ShardName, read_gguf
+from common.gguf import Gguf, Metadata, read_gguf
 from common.gguf_config import config_json, generation_config_json
 from common.gguf_tokenizer import tokenizer_config, tokenizer_json
+from common.model_files import MAX_SHARDS, ShardName
 
 _OF_EVERY_MODEL: dict[str, Callable[[Gguf], dict[str, Any]]] = {
     "config.json": config_json,

@@ -2,11 +2,12 @@
 
 import glob
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import CheckpointError, TryAgainError
-from common.gguf import MAGIC, MAX_SHARDS, ShardName
 from common.paths import is_folder, is_there
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
@@ -23,6 +24,9 @@ POOLING_PATTERNS = (
     "modules.json",
     "*Pooling/config.json",
 )  # of sentence-transformers, for an executor to choose its task
+MAGIC = b"GGUF"  # that a GGUF file begins with
+MAX_SHARDS = 2**10
+_SHARD_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _SERVED = (
     "a model is a folder with config.json, tokenizer.json and *.safetensors, or a GGUF file; of a hub owner/name, or "
     "owner/name:FILE.gguf"
@@ -33,6 +37,25 @@ _VARIABLES = "HF_ENDPOINT and others of huggingface_hub, ALL_PROXY, HTTPS_PROXY 
 
 class HubUnreachable(CheckpointError, TryAgainError):
     """The hub does not answer now."""
+
+
+@dataclass(frozen=True)
+class ShardName:
+    """The name of a file of several: `{model}-{number:05}-of-{count:05}.gguf`, counted from 1."""
+
+    model: str
+    number: int
+    count: int
+
+    @staticmethod
+    def of(path: Path) -> "ShardName | None":
+        """Take a path's name apart; None if it is not such a name."""
+        found = _SHARD_NAME.fullmatch(path.name)
+        return found and ShardName(found["model"], int(found["number"]), int(found["count"]))
+
+    def sibling(self, number: int) -> str:
+        """Name another shard of the same model."""
+        return f"{self.model}-{number:05}-of-{self.count:05}.gguf"
 
 
 def resolve_model(model: str | None, *, weights: bool) -> Path:
