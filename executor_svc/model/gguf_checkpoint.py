@@ -4,14 +4,17 @@ llama.cpp rotates neighbouring dimensions of a llama's heads, and its files have
 stands `i` places into the second half of a head there follows what stands `i` places into the first one. Here each row
 is read from its place. Values are computed tile by tile on their way into the target, so beside it there is no more
 memory than a tile takes.
+
+Files are read and not mapped: a mapped one that becomes shorter, or whose disk fails, kills the process without a word.
 """
 
 import math
-import mmap
+import os
 import re
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -22,7 +25,7 @@ from torch import Tensor
 from common.errors import CheckpointError
 from common.gguf import SUPPORTED_TYPES, Gguf, GgufTensor, read_gguf
 from common.gguf_config import EMBEDDING, HEAD, ROPE_FACTORS
-from common.model_reading import read_model_json
+from common.model_reading import open_model_file, read_model_json
 from executor_svc.model import checkpoint
 from executor_svc.model.checkpoint import Checkpoint, Hashing, TensorSource, complaint
 from executor_svc.model.checkpoint_layout import Slices
@@ -72,16 +75,25 @@ class GgufCheckpoint:
         self._tensors = _by_name(path, model)
         self.is_quantized = any(tensor.kind not in PLAIN_TYPES for tensor in self._tensors.values())
         self._head_dim: int = config["head_dim"] if model.metadata["general.architecture"] == "llama" else 0
-        self._maps = {shard: _mapped(shard, model.tensors.values()) for shard in model.header_bytes}
+        self._files = ExitStack()
+        self._descriptors: dict[Path, int] = {}
+        with ExitStack() as on_error:
+            on_error.callback(self._files.close)
+            for shard in model.header_bytes:
+                file, _ = self._files.enter_context(open_model_file(shard))
+                self._descriptors[shard] = file.fileno()
+            on_error.pop_all()
         self._hashing = Hashing()
-        self._tile = torch.empty(_TILE)  # one for all: what is allocated between weights would lie in pieces among them
+        # One of each for all tiles: what is allocated between weights would lie in pieces among them.
+        self._tile = torch.empty(_TILE)
+        self._of_thread = threading.local()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._hashing.close()
-        self._maps.clear()
+        self._files.close()
 
     @property
     def names(self) -> list[str]:
@@ -141,18 +153,41 @@ class GgufCheckpoint:
         return self._hashing.submit(digest)
 
     def _tiles(self, name: str, rows: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the bytes of rows, tile by tile: [rows, bytes] uint8. A vector has a value in each row."""
+        """Yield the bytes of rows, tile by tile: [rows, bytes] uint8, valid until the next tile of the thread. A vector
+        has a value in each row."""
         tensor = self._tensors[name]
-        num_rows, width = tensor.shape[0], math.prod(tensor.shape[1:])
-        whole = self._maps[tensor.path][tensor.offset : tensor.offset + tensor.num_bytes].view(num_rows, -1)
         is_interleaved = self._head_dim > 0 and _ROTATED.fullmatch(name) is not None
-        at_once = max(1, _TILE // width)
+        at_once = max(1, _TILE // math.prod(tensor.shape[1:]))
         for start in range(0, len(rows), at_once):
             some = rows[start : start + at_once]
-            if is_interleaved:
-                yield whole[_places(some, self._head_dim)]
+            if isinstance(some, range) and not is_interleaved:
+                yield self._stored_rows(tensor, some.start, some.stop)
             else:
-                yield whole[slice(some.start, some.stop) if isinstance(some, range) else list(some)]
+                places = _places(some, self._head_dim) if is_interleaved else torch.tensor(some)
+                first, last = int(places.min()), int(places.max())
+                yield self._stored_rows(tensor, first, last + 1)[places - first]
+
+    def _stored_rows(self, tensor: GgufTensor, start: int, end: int) -> Tensor:
+        """Read rows that lie one after the other into the memory of this thread: [rows, bytes] uint8.
+
+        Raises:
+            CheckpointError: they cannot be read, or are no longer there.
+        """
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        place, num_bytes = tensor.offset + start * row_bytes, (end - start) * row_bytes
+        room = getattr(self._of_thread, "room", None)
+        if room is None or len(room) < num_bytes:
+            room = self._of_thread.room = torch.empty(num_bytes, dtype=torch.uint8)
+        found, left = room[:num_bytes], room.numpy().data[:num_bytes]
+        while left:
+            try:
+                count = os.preadv(self._descriptors[tensor.path], [left], place)
+            except OSError as error:
+                raise CheckpointError(f"{tensor.path} cannot be read: {error.strerror}") from error
+            if count == 0:
+                raise CheckpointError(f"{tensor.path} became shorter while it was read: it ends in {tensor.name}")
+            left, place = left[count:], place + count
+        return found.view(end - start, row_bytes)
 
 
 def _places(rows: Sequence[int], head_dim: int) -> Tensor:
@@ -176,17 +211,3 @@ def _by_name(path: Path, model: Gguf) -> dict[str, GgufTensor]:
     if unknown:
         raise CheckpointError(complaint(f"{path} has tensors that no model of its architecture has", unknown))
     return {names[name]: tensor for name, tensor in model.tensors.items() if name != ROPE_FACTORS}
-
-
-def _mapped(path: Path, tensors: Iterable[GgufTensor]) -> Tensor:
-    """Map a file: uint8 [bytes], not to be written to. Its pages are in no memory of this process alone."""
-    try:
-        with path.open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if any(tensor.path == path and tensor.offset + tensor.num_bytes > len(mapping) for tensor in tensors):
-        raise CheckpointError(f"{path} became shorter while it was read")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")
-        return torch.frombuffer(mapping, dtype=torch.uint8)

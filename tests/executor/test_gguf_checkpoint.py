@@ -229,6 +229,16 @@ def test_a_scale_that_is_no_number_is_refused_by_name(plain: Path):
         load(rewritten(plain, blk__1__ffn_up__weight=(bad, "Q8_0")))
 
 
+def test_a_file_that_becomes_shorter_is_an_error(plain: Path):
+    """And not the end of the process, as of one that has it mapped."""
+    path = plain.with_name("shorter.gguf")
+    shutil.copy(plain, path)
+    with open_checkpoint(path) as checkpoint:
+        os.truncate(path, 100_000)
+        with pytest.raises(CheckpointError, match=r"shorter\.gguf became shorter while it was read: it ends in "):
+            load_weights(checkpoint, read_config(plain), torch.float32, torch.device("cpu"))
+
+
 def test_a_source_is_another_one_when_its_files_are(checkpoint: Make, tmp_path: Path):
     convert(checkpoint(**SIZES, **FAMILIES["llama"]), tmp_path / "m.gguf", "Q4_0", split_max_tensors=9)
     first, second, *_ = sorted(tmp_path.glob("m-*.gguf"))
