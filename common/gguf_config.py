@@ -113,6 +113,8 @@ def _architecture(metadata: Metadata) -> str:
     if (kind := metadata.get("general.type", "model")) != "model":
         raise CheckpointError(f"general.type is {kind!r:.80}, and only model is supported")
     found = metadata.get("general.architecture")
+    if found is None:
+        raise CheckpointError("there is no general.architecture")
     if found not in ARCHITECTURES:
         raise CheckpointError(
             f"the architecture is {found!r:.80}, which is not supported (supported: {', '.join(ARCHITECTURES)})"

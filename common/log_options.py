@@ -11,6 +11,7 @@ import click
 from common.exit_codes import exit_code_of
 from common.logging import LOG_FORMAT_VARIABLE, LOG_FORMATS, LOG_LEVELS, get_logger, setup_logging
 from common.paths import why_not
+from common.printable import printable
 
 OPTION = "--log-format"
 
@@ -34,7 +35,7 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CannotStart(click.ClickException):
-    """Ends a service that an error keeps from starting.
+    """Ends a service that an error keeps from starting, with one line, whatever a path in it is called.
 
     Args:
         error: that does.
@@ -42,7 +43,7 @@ class CannotStart(click.ClickException):
     """
 
     def __init__(self, error: Exception, *passing: type[BaseException]) -> None:
-        super().__init__(why_not(error))
+        super().__init__(printable(why_not(error)))
         self.exit_code = exit_code_of(error, *passing)  # type: ignore[misc]  # it is an int of the class otherwise
 
 

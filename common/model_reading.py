@@ -138,7 +138,7 @@ def check_regular(path: Path) -> bool:
     """Tell whether a file that a library is going to open is there. Raises CheckpointError if it is no regular one."""
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error

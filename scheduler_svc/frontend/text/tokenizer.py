@@ -215,6 +215,8 @@ class Tokenizer:
 
 def _why_none(folder: Path) -> str:
     """Say what is missing where there is no tokenizer.json."""
+    if folder.is_file():
+        return f"{folder} has no tokenizer: there is no tokenizer.ggml.model in it"
     if not check_regular(folder / "tokenizer.model"):
         return f"{folder} has no tokenizer.json"
     return (
