@@ -265,7 +265,8 @@ def _rope(said: ConfigJson, head_dim: int) -> RopeConfig:
     part = rope.partial_rotary_factor or said.partial_rotary_factor or 1.0
     theta = rope.rope_theta or said.rope_theta or 10_000.0
     rotated = 0 if part == 1.0 else int(head_dim * part)
-    original = rope.original_max_position_embeddings or said.original_max_position_embeddings
+    # In transformers' order: a field beside those of the rope takes the place of the rope's own.
+    original = said.original_max_position_embeddings or rope.original_max_position_embeddings
     original = original or said.max_position_embeddings
     match rope.kind:
         case "linear":
@@ -313,7 +314,7 @@ def _longrope_attention(said: ConfigJson, original: int) -> float:
     """LongRoPE's scale of cosines and sines, for contexts of any length (Ding et al. 2024, arXiv:2402.13753)."""
     if said.rope.attention_factor is not None:
         return said.rope.attention_factor
-    factor = said.max_position_embeddings / max(original, 1)
+    factor = said.rope.factor or said.max_position_embeddings / max(original, 1)
     return 1.0 if factor <= 1.0 or original < 2 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
