@@ -129,7 +129,9 @@ class CpuPlatform:
 
     def _load(self, dtype: torch.dtype, head_dim: int) -> Loaded:
         if dtype is not torch.bfloat16:
-            return Loaded(None, "torch", f"the C++ kernels are for bfloat16, not {str(dtype)[6:]}", None)
+            reason = f"the C++ kernels are for bfloat16, not {str(dtype)[6:]}"
+            problem = f"{reason}: plain torch runs instead, at a fraction of the speed; see --dtype"
+            return Loaded(None, "torch", reason, problem if dtype is torch.float16 else None)
         if head_dim not in HEAD_DIMS:
             reason = f"the C++ kernels are for head_dim {' and '.join(map(str, HEAD_DIMS))}, not {head_dim}"
             return Loaded(None, "torch", reason, f"{reason}: plain torch runs instead, at a fraction of the speed")

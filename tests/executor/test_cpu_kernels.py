@@ -240,6 +240,15 @@ def test_without_a_compiler_it_says_what_is_lost(log: Log, monkeypatch: pytest.M
     assert "plain torch runs instead" in warned[2]["problem"]
 
 
+@pytest.mark.parametrize(("dtype", "warned"), [(torch.float32, []), (torch.float16, ["plain torch runs"])])
+def test_half_precision_is_said_to_be_slow(log: Log, dtype: torch.dtype, warned: list[str]) -> None:
+    """Llama 2 and Vicuna are stored so; float32 is what a user chose."""
+    CpuPlatform(threads=1)._choose(dtype, 128)
+    problems = [fields["problem"] for level, _, fields in log.lines if level == "warning"]
+    assert len(problems) == len(warned)
+    assert all(words in problem for words, problem in zip(warned, problems, strict=True))
+
+
 def test_an_instruction_set_that_is_not_there_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ISA_VARIABLE, "sse")
     with pytest.raises(BatonError, match="BATON_CPU_ISA=sse: there is no such one"):
