@@ -84,6 +84,7 @@ class ConfigJson(msgspec.Struct, frozen=True, kw_only=True):
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    is_causal: bool = True
     use_sliding_window: bool = False
     sliding_window: int | None = None
     max_window_layers: int = 28
@@ -238,6 +239,8 @@ def _unsupported(said: ConfigJson, moe: MoeConfig | None, *, may_rotate_partly: 
         found.append(f"quantized weights ({method})")
     if said.mlp_bias:
         found.append("mlp_bias (biases in the MLP)")
+    if not said.is_causal:
+        found.append("is_causal false (attention to tokens that follow)")
     num_experts = said.num_experts or said.num_local_experts
     if num_experts and moe is None:
         found.append(f"a mixture of {num_experts} experts")

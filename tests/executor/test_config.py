@@ -210,6 +210,7 @@ def test_demo_model() -> None:
         ({**QWEN3_30B_A3B, "moe_intermediate_size": 0}, "moe.intermediate_size 0; it must be at least 1"),
         ({**QWEN3_30B_A3B, "decoder_sparse_step": 0}, "decoder_sparse_step 0 (only 1 and above)"),
         ({"mlp_bias": True}, "mlp_bias (biases in the MLP)"),
+        ({"is_causal": False}, "is_causal false (attention to tokens that follow)"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}},
             "rope type 'dynamic' (only default, linear, yarn, llama3, longrope)",

@@ -191,6 +191,35 @@ def plain(checkpoint: Make, tmp_path: Path) -> Path:
     return path
 
 
+def test_whatever_changes_what_is_computed_is_another_model(checkpoint: Make, tmp_path: Path):
+    """Also where all tensors stay the same, or have the same values in another type."""
+    convert(checkpoint(**SIZES, **FAMILIES["llama"]), path := tmp_path / "m.gguf", "Q8_0")
+    factors = np.linspace(1, 8, 32, dtype=np.float32)
+    sizes = ("key_length", "value_length")
+    halves = {f"llama.attention.{name}": 32 for name in sizes} | {"llama.rope.dimension_count": 32}
+    halves |= {"llama.attention.head_count": 8, "llama.attention.head_count_kv": 4}
+    table = read_gguf(path).tensors["token_embd.weight"]
+    with GgufCheckpoint(path) as opened:
+        values = opened.read("model.embed_tokens.weight").numpy()
+    stored = np.frombuffer(path.read_bytes()[table.offset :][: table.num_bytes], np.uint8).reshape(len(values), -1)
+    others: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"llama.attention.layer_norm_rms_epsilon": 1.0001e-6}, {}),
+        ({"llama.rope.freq_base": 10001.0}, {}),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, {}),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 2.0}, {}),
+        (halves, {}),
+        ({}, {"rope_freqs__weight": (factors, "F32")}),
+        ({}, {"rope_freqs__weight": (factors[::-1].copy(), "F32")}),
+        ({}, {"output__weight": (stored, "Q8_0")}),
+        ({}, {"output__weight": (values, "F32")}),
+        ({}, {"token_embd__weight": (values, "F32")}),
+    ]
+    fingerprints = [load(rewritten(path, metadata, **tensors))[1] for metadata, tensors in others]
+    assert fingerprints[0] == load(path)[1]
+    assert len({*fingerprints}) == len(others)
+
+
 ONE = np.zeros(512, np.float32)
 
 
