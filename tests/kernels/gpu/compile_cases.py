@@ -1,4 +1,4 @@
-"""Launches that reach every configuration which the launchers can pick for Qwen3, on meta tensors.
+"""Launches that reach every configuration which the launchers can pick for the models, on meta tensors.
 
 What a configuration depends on is varied in full: the shapes of all models and of their tensor-parallel parts, steps of
 all sizes, both KV layouts. What is only a constant in a kernel's arithmetic (the block size) is varied for one model.
@@ -82,8 +82,17 @@ MIXTURES = tuple(
 )
 PARTS = tuple(shape.part(ranks) if ranks > 1 else shape for shape, ranks in itertools.product(QWEN3, (1, 2, 4, 8)))
 SMALL_HEADS = Shape("0.5B of 64 a head", 896, 4864, 14, 2, head_dim=64)  # as in Qwen2.5-0.5B
+FAMILIES = (  # one for each further number of query heads to a KV head, hidden size and head_dim
+    SMALL_HEADS,
+    Shape("SmolLM2-135M", 576, 1536, 9, 3, head_dim=64),
+    Shape("Llama-3.2-1B", 2048, 8192, 32, 8, head_dim=64),
+    Shape("Llama-3.2-3B", 3072, 8192, 24, 8),
+    Shape("Qwen2.5-7B", 3584, 18944, 28, 4),
+    Shape("Llama-2-7B", 4096, 11008, 32, 32),
+    Shape("Llama-3.1-70B", 8192, 28672, 64, 8),
+)
 TINY_HEADS = (Shape("tiny of 16 a head", 256, 512, 4, 2, head_dim=16), Shape("tiny of 32", 256, 512, 8, 2, head_dim=32))
-SHAPES = (*PARTS, SMALL_HEADS, *TINY_HEADS)
+SHAPES = (*PARTS, *FAMILIES, *TINY_HEADS)
 BLOCK_SIZES = tuple(2**i for i in range(4, 11))
 TOKENS = (1, 7, 32, 64, 256, 1024, 4096, 16384)
 ROWS = (1, 2, 8, 32, 64, 256, 1024)
@@ -178,7 +187,7 @@ def attention(
 
 def all_attention(thorough: bool) -> Iterator[Launch]:
     # How many KV heads there are is a factor in addresses, and no more: whole models stand for their parts.
-    for shape, block_size in itertools.product((*QWEN3, SMALL_HEADS, *TINY_HEADS), block_sizes(thorough)):
+    for shape, block_size in itertools.product((*QWEN3, *FAMILIES, *TINY_HEADS), block_sizes(thorough)):
         for queries in range(1, 130):
             yield from attention(shape, [(queries, 8192)], block_size, flash=True)
 
