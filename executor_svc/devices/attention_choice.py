@@ -33,6 +33,13 @@ FLASH_ATTN = AttentionKind("flash_attn", default_block_size=LEAST_BLOCK_SIZE, he
 TRITON = AttentionKind("triton", default_block_size=16, heads_side_by_side=False)
 
 
+def check_head_dim(head_dim: int) -> None:
+    """Raise BatonError if no kernels for GPUs take such heads."""
+    if head_dim not in HEAD_DIMS:
+        dims = ", ".join(map(str, HEAD_DIMS))
+        raise BatonError(f"the model has head_dim {head_dim}, and kernels for GPUs take {dims}: serve it on a CPU")
+
+
 def choose_attention(
     wanted: str,
     head_dim: int,
@@ -51,11 +58,8 @@ def choose_attention(
         load: imports flash-attn.
 
     Raises:
-        BatonError: flash-attn is wanted and cannot serve; or no kernels take such heads.
+        BatonError: flash-attn is wanted and cannot serve.
     """
-    if head_dim not in HEAD_DIMS:
-        dims = ", ".join(map(str, HEAD_DIMS))
-        raise BatonError(f"the model has head_dim {head_dim}, and kernels for GPUs take {dims}: serve it on a CPU")
     if wanted == TRITON.name:
         kind, reason = TRITON, "--attention names it"
     else:

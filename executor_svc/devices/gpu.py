@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.errors import BatonError, TryAgainError
 from common.plan import ExecutorLimits
-from executor_svc.devices.attention_choice import AttentionKind, choose_attention
+from executor_svc.devices.attention_choice import AttentionKind, check_head_dim, choose_attention
 from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaMemory
 from executor_svc.devices.cuda_weights import CudaWeights
@@ -130,7 +130,8 @@ class GpuPlatform:
         return wanted or self._attention.default_block_size
 
     def packing(self, config: DecoderConfig, dtype: torch.dtype) -> Packing:
-        """See `Platform.packing`."""
+        """See `Platform.packing`. Heads are checked here, before weights are read for minutes."""
+        check_head_dim(config.head_dim)
         return AS_IS
 
     def kernels(self, config: DecoderConfig, shard: Shard, limits: ExecutorLimits, dtype: torch.dtype) -> KernelSet:

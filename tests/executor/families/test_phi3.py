@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from common.errors import BatonError, CheckpointError
-from executor_svc.devices.attention_choice import choose_attention
+from executor_svc.devices.gpu import GpuPlatform
 from executor_svc.model.config_file import read_config
 from executor_svc.model.rope import inverse_frequencies
 from tests.executor.conftest import Make
@@ -88,8 +89,9 @@ class TestPhi3(FamilyChecks):
         assert read_config(edited_config(folder, old)) == read_config(folder)
 
     def test_heads_without_kernels(self, checkpoint: Make, capsys: pytest.CaptureFixture[str]) -> None:
-        start(checkpoint(**self.SHAPES["Phi-3-mini"]), num_blocks=24, dtype="bfloat16", max_model_len=64)
+        folder = checkpoint(**self.SHAPES["Phi-3-mini"])
+        start(folder, num_blocks=24, dtype="bfloat16", max_model_len=64)
         said = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
         assert "head_dim 64 and 128, not 96: plain torch runs instead" in said[0]
         with pytest.raises(BatonError, match=r"head_dim 96, and kernels for GPUs take 16, 32, 64, 128"):
-            choose_attention("auto", 96, torch.bfloat16, None)
+            GpuPlatform.packing(Mock(), read_config(folder), torch.bfloat16)
