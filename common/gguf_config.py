@@ -229,8 +229,11 @@ def _rope_factors(model: Gguf, num_frequencies: int) -> list[float]:
         raise CheckpointError(f"{ROPE_FACTORS} is {tensor.kind} {list(tensor.shape)}, and not F32 [{num_frequencies}]")
     with open_model_file(tensor.path) as (file, _):
         file.seek(tensor.offset)
-        factors = np.frombuffer(file.read(tensor.num_bytes), np.dtype("<f4"))
-    if len(factors) < num_frequencies or not (np.isfinite(factors).all() and (factors > 0).all()):
+        stored = file.read(tensor.num_bytes)
+    if len(stored) < tensor.num_bytes:
+        raise CheckpointError(f"the file became shorter while it was read: it ends in {ROPE_FACTORS}")
+    factors = np.frombuffer(stored, np.dtype("<f4"))
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
         raise CheckpointError(f"{ROPE_FACTORS} has factors that are no positive numbers")
     return [float(factor) for factor in factors]
 

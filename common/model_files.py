@@ -72,6 +72,10 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
     """
     if model is None:
         return DEMO_MODEL_DIR
+    try:
+        model.encode()  # as clients, helpers and logs are told of it
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{model} is not UTF-8: give it another name, or a link with one") from error
     path = Path(os.path.expanduser(model))
     try:
         if is_folder(path):

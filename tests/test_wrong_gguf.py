@@ -3,6 +3,7 @@ traceback, no wait, and nothing is left running."""
 
 import json
 import os
+import shutil
 import struct
 import tempfile
 from pathlib import Path
@@ -76,6 +77,10 @@ def made(root: Path) -> dict[str, tuple[Path, str]]:
         path.write_bytes(content)
         found[kind] = path, said
     os.truncate(root / "header of gigabytes.gguf", 2**34)
+    found["a name of no text"] = (
+        Path(shutil.copy(root / "whole.gguf", root / os.fsdecode(b"\xff.gguf"))),
+        "is not UTF-8",
+    )
     (root / "big-00002-of-00002.gguf").write_bytes(whole)
     found["second shard"] = root / "big-00002-of-00002.gguf", f"give the first, {root}/big-00001-of-00002.gguf"
     first = write_gguf(root / "cut.gguf", METADATA, TENSORS, split_max_tensors=1)

@@ -1,5 +1,6 @@
 """From a GGUF file's metadata to config.json: every field, and a refusal by name for all that is not understood."""
 
+import os
 from math import log
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,10 @@ def test_rotation_may_be_scaled_by_a_tensor(tmp_path: Path):
             config_of(np.array([1, 1, 1, value], np.float32))
     with pytest.raises(CheckpointError, match=r"scaling\.type is 'linear', and there is rope_freqs\.weight as well"):
         config_of(factors, llama | {"llama.rope.scaling.factor": 2.0})
+    model = read_gguf(write_gguf(tmp_path / "model.gguf", llama, {"rope_freqs.weight": (factors, "F32")}))
+    os.truncate(tmp_path / "model.gguf", model.tensors["rope_freqs.weight"].offset + 7)
+    with pytest.raises(CheckpointError, match=r"became shorter while it was read: it ends in rope_freqs\.weight"):
+        config_json(model)
 
 
 def test_a_files_defaults_for_sampling_are_generation_configs():
