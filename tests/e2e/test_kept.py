@@ -7,33 +7,17 @@ import os
 import random
 import signal
 
-import httpx
 import openai
 import pytest
 
 from scheduler_svc.client.processes.local_fleet import KEEPER, executor_name
 from tests.e2e.streams import keep_streaming, requests
 from tests.support.eventually import eventually
-from tests.support.fleets import running_fleet
+from tests.support.fleets import active, report, running_fleet, standby_waits, wait_for_standby
 from tests.support.processes import open_files
 
 FEW = 8
 SECONDS = 60
-
-
-def report(fleet):
-    return httpx.get(f"{fleet.spec.url}/status").json()
-
-
-def active(fleet):
-    """Index of the only executor that computes."""
-    (executor,) = report(fleet)["executors"]
-    return int(executor["executor"].rpartition("-")[2])
-
-
-def standby_waits(fleet):
-    executors = report(fleet)["executors"]
-    return bool(executors) and all(executor["has_standby"] for executor in executors)
 
 
 def pool_bytes(fleet):
@@ -64,10 +48,6 @@ async def texts(fleet, disturb=None):
             await under_way.wait()
             await asyncio.to_thread(disturb)
         return await streaming
-
-
-def wait_for_standby(fleet):
-    eventually(lambda: standby_waits(fleet), timeout_s=60)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
+from tests.support.eventually import eventually
 
 
 @contextlib.contextmanager
@@ -49,3 +53,26 @@ def running_fleet(
             for log in sorted(log_dir.glob("*.log")):
                 print(f"--- {log.name} ---\n{log.read_text()[-6000:]}")
             raise
+
+
+def report(fleet: LocalFleet) -> dict[str, Any]:
+    """What `GET /status` says, of a fleet without API keys."""
+    answer: dict[str, Any] = httpx.get(f"{fleet.spec.url}/status").json()
+    return answer
+
+
+def active(fleet: LocalFleet) -> int:
+    """Index of the only executor that computes."""
+    (executor,) = report(fleet)["executors"]
+    return int(executor["executor"].rpartition("-")[2])
+
+
+def standby_waits(fleet: LocalFleet) -> bool:
+    """Whether each executor that computes has one that waits for its end."""
+    executors = report(fleet)["executors"]
+    return bool(executors) and all(executor["has_standby"] for executor in executors)
+
+
+def wait_for_standby(fleet: LocalFleet) -> None:
+    """Return when each executor that computes has one that waits for its end."""
+    eventually(lambda: standby_waits(fleet))
