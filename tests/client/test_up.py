@@ -1,6 +1,8 @@
 """`baton up` with fake services: what it starts, what it says, and how it ends."""
 
+import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -244,6 +246,22 @@ def test_announces_itself_and_stops_in_order(start_up, number):
     assert not any(map(is_running, pids))
     log += process.stderr.read()
     assert log.rindex("scheduler stops") < log.rindex("executor stops"), "the executors finish its open answers"
+
+
+@pytest.mark.timeout(30)
+def test_a_model_of_ones_own_is_talked_with(start_up, tmp_path):
+    """What continues a play shows little of a model that answers."""
+    process = start_up("--model", str(tmp_path))
+    banner = read_until(process.stdout, "curl")
+    url = banner.split("ready at ")[1].split()[0]
+    assert f"baton chat --url {url}\n" in banner
+    command = shlex.split(banner.splitlines()[-1])
+    assert command[:2] == ["curl", f"{url}/v1/chat/completions"]
+    assert json.loads(command[-1]) == {
+        "model": tmp_path.name,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 64,
+    }
 
 
 @pytest.mark.timeout(30)

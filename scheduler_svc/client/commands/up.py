@@ -28,7 +28,7 @@ from scheduler_svc.client.processes.keeper import keeper_listens
 from scheduler_svc.client.processes.local_fleet import KEEPER, SCHEDULER, FleetSpec, LocalFleet
 from scheduler_svc.client.processes.named_models import NAMED_MODELS, fetch_model, find_model, models_folder
 from scheduler_svc.client.processes.supervisor import Supervisor
-from scheduler_svc.client.processes.words import words
+from scheduler_svc.client.processes.words import first_try, words
 from scheduler_svc.client.request_files import file_text
 from scheduler_svc.client.service_address import DEFAULT_URL
 from scheduler_svc.frontend_options import FrontendOptions, frontend_options
@@ -36,6 +36,7 @@ from scheduler_svc.store_options import StoreOptions, store_options
 
 _POLL_INTERVAL_S = 0.2
 _NEAR_PORTS = 100
+_QUESTION = "What is the capital of France?"
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,10 @@ def _banner(fleet: LocalFleet, welcome: Welcome) -> str:
         if welcome.has_page
         else "Try, in another terminal:"
     )
-    body = f'{{"model": "{welcome.model}", "prompt": "ROMEO:", "max_tokens": 64}}'
+    path, asked = "chat/completions", f'"messages": [{{"role": "user", "content": "{_QUESTION}"}}]'
+    if welcome.is_demo:
+        path, asked = "completions", '"prompt": "ROMEO:"'
+    body = f'{{"model": "{welcome.model}", {asked}, "max_tokens": 64}}'
     return f"""
 Baton is ready at {spec.url}
   model      {welcome.model}{about}
@@ -256,8 +260,8 @@ Baton is ready at {spec.url}
   executors  {executors or "none yet"}
 
 {page}
-  {key}{this_command()} generate "ROMEO:" --max-tokens 64{options}
-  curl {spec.url}/v1/completions {headers} -d '{body}'
+  {key}{this_command()} {first_try(is_demo=welcome.is_demo)}{options}
+  curl {spec.url}/v1/{path} {headers} -d '{body}'
 """
 
 

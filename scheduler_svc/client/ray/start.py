@@ -10,6 +10,7 @@ from common.curve import KeyPair
 from common.installation import this_command
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file, new_key, read_key_file
 from scheduler_svc.client.errors import FleetMisconfigured
+from scheduler_svc.client.processes.words import first_try
 from scheduler_svc.client.ray.operator import Operator, fleet_option, say
 from scheduler_svc.client.ray.spec import RayFleetSpec
 from scheduler_svc.client.ray.view import journal_words
@@ -67,7 +68,7 @@ Baton is ready at {view.url}
   API keys   {keys}
 
 Try:
-  {key}{baton} generate "ROMEO:" --max-tokens 64 --url {view.url}
+  {key}{baton} {first_try(is_demo=spec.model is None)} --url {view.url}
   {key}{baton} status --url {view.url}
   {baton} ray status{fleet_option(spec.name)}
 """)
