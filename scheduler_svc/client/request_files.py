@@ -18,6 +18,12 @@ def stdin_text() -> str:
     return _decoded(sys.stdin.buffer.read(), "stdin")
 
 
+def stdin_message() -> str:
+    """The same as a message, without the newlines at its end: `echo` puts one there, nobody who types a question does,
+    and small models answer another question then."""
+    return stdin_text().rstrip("\n")
+
+
 def file_text(path: Path) -> str:
     """A file's text. Raises WrongFile if it cannot be read, or is none."""
     try:

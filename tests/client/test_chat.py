@@ -12,7 +12,7 @@ from tests.support.eventually import eventually
 
 
 def test_piped_is_one_message_and_its_answer(baton, server):
-    result = baton("chat", "--system", "be brief", "--max-tokens", 2, input="two\nlines")
+    result = baton("chat", "--system", "be brief", "--max-tokens", 2, input="two\nlines\n")
     assert (result.exit_code, result.stdout) == (0, "w0 w1 \n")
     assert server.requests[0]["messages"] == [
         {"role": "system", "content": "be brief"},

@@ -34,8 +34,9 @@ def test_sends_what_was_asked_for_and_nothing_else(baton, server):
 
 @pytest.mark.parametrize("arguments", [[], ["-"]])
 def test_reads_the_prompt_from_stdin(baton, server, arguments):
-    assert baton("generate", *arguments, input="two\nlines").exit_code == 0
-    assert server.requests[0]["prompt"] == "two\nlines"
+    """A completion goes on with the text as it is; a message ends where its words do."""
+    assert baton("generate", *arguments, input="two\nlines\n").exit_code == 0
+    assert server.requests[0]["prompt"] == "two\nlines\n"
 
 
 def test_json_is_one_object_with_text_and_usage(baton):
@@ -90,7 +91,7 @@ def test_a_wrong_schema_is_wrong_usage(baton, server, tmp_path):
 @pytest.mark.parametrize("options", [[], ["--no-stream"]], ids=str)
 def test_tools_make_it_a_chat_whose_calls_are_lines(baton, server, files, options):
     server.deltas.append(CALLING)
-    result = baton("generate", "x", *files[1], *options)
+    result = baton("generate", *files[1], *options, input="x\n")
     assert (result.exit_code, result.stdout) == (0, "look(at=7)\n")
     assert server.requests[0]["path"] == "/v1/chat/completions"
     assert server.requests[0]["messages"] == [{"role": "user", "content": "x"}]

@@ -162,11 +162,11 @@ def test_the_text_comes_without_the_thought(responses, core):
 
 def test_a_conversation_and_all_that_is_kept_of_it(responses, core):
     saying(core, "<think>\nHm.\n</think>\n\nGood day!")
-    first = made(responses("create", "--json", input="two\nlines"))
+    first = made(responses("create", "--json", input="two\nlines\n"))
     second = made(responses("create", "again", "--previous", first["id"], "--json"))
     assert second["previous_response_id"] == first["id"]
     prompt = prompt_of(core.submits[1])
-    assert prompt.index("two\nlines") < prompt.index("Good day!") < prompt.index("again")
+    assert prompt.index("two\nlines<|im_end|>") < prompt.index("Good day!") < prompt.index("again")
     assert made(responses("get", first["id"], "--json")) == first
     shown = responses("get", first["id"], "--show-thinking")
     assert (shown.exit_code, shown.stdout, "Hm." in shown.stderr) == (0, "Good day!\n", True)

@@ -15,7 +15,7 @@ from scheduler_svc.client.options import (
     thinking_options,
     tools_option,
 )
-from scheduler_svc.client.request_files import read_tools, stdin_text
+from scheduler_svc.client.request_files import read_tools, stdin_message
 from scheduler_svc.client.service_address import ServiceAddress
 
 
@@ -60,4 +60,4 @@ def command(
         if sys.stdin.isatty():
             talk(conversation)
         else:
-            conversation.ask(stdin_text())
+            conversation.ask(stdin_message())

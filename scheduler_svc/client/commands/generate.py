@@ -18,7 +18,7 @@ from scheduler_svc.client.options import (
     tools_option,
 )
 from scheduler_svc.client.output import AnswerTimer
-from scheduler_svc.client.request_files import read_schema, read_tools, stdin_text
+from scheduler_svc.client.request_files import read_schema, read_tools, stdin_message, stdin_text
 from scheduler_svc.client.service_address import ServiceAddress
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def command(
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no PROMPT; give one, or pipe one in")
     if prompt in (None, "-"):
-        prompt = stdin_text()
+        prompt = stdin_text() if tools is None else stdin_message()
     question = Question(prompt, tools, schema, logprobs, prompt_logprobs)
     with connect(service) as api:
         body = {"model": api.model_name(model), "n": n, **question.body(), **sampling}

@@ -18,7 +18,7 @@ from scheduler_svc.client.options import (
     thinking_options,
     tools_option,
 )
-from scheduler_svc.client.request_files import read_schema, read_tools, stdin_text
+from scheduler_svc.client.request_files import read_schema, read_tools, stdin_message
 from scheduler_svc.client.service_address import ServiceAddress
 
 _show_thinking = click.option("--show-thinking", "shows_thought", is_flag=True, help="Write thoughts too, to stderr.")
@@ -225,7 +225,7 @@ def items(*, response_id: str, as_json: bool, service: ServiceAddress) -> None:
 def _read(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no PROMPT; give one, or pipe one in")
-    return stdin_text() if prompt in (None, "-") else str(prompt)
+    return stdin_message() if prompt in (None, "-") else str(prompt)
 
 
 def _tool_output(given: str) -> tuple[str, str]:
