@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from common.errors import CheckpointError
-from common.model_files import MAGIC, MAX_SHARDS, ShardName
+from common.model_files import MAGIC, MAX_SHARDS, ShardName, check_first_shard
 from common.model_reading import open_model_file
 
 MAX_HEADER_BYTES = 64 * 2**20  # all before the data, of all shards together; Gemma 3 with 514,906 merges has 16 MB
@@ -100,9 +100,8 @@ def read_gguf(path: Path, *, all_shards: bool = True) -> Gguf:
         CheckpointError: a file is not there, is no GGUF file of version 2 or 3 in little endian, is truncated, has more
             of something than a limit, or contradicts itself; or a tensor's type is not supported.
     """
+    check_first_shard(path)
     shard = ShardName.of(path)
-    if shard is not None and shard.number != 1:
-        raise CheckpointError(f"{path} is shard {shard.number} of {shard.count}: give the first, {shard.sibling(1)}")
     first = _read_file(path, MAX_HEADER_BYTES, MAX_TENSORS)
     count = max(1, _split_value(path, first.metadata, "split.count", 1))
     if count != (shard.count if shard else 1):

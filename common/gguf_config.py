@@ -27,7 +27,7 @@ _USED = {
     *(f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor")),
     *(f"rope.scaling.yarn_{key}" for key in ("attn_factor", "ext_factor", "beta_fast", "beta_slow")),
 }
-_WITHOUT_EFFECT = {"rope.scaling.finetuned", "tensor_data_layout", "expert_used_count"}
+_WITHOUT_EFFECT = {"rope.scaling.finetuned", "tensor_data_layout", "expert_used_count"}  # without an expert_count
 _LAST_TOKEN = 3  # of llama.cpp's kinds of pooling
 _CONTROL = 3  # of its types of tokens
 _ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "</s>"}

@@ -82,7 +82,7 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
             _check_folder(path)
             return path
         if _is_gguf(path):
-            _check_first(path)
+            check_first_shard(path)
             return path
         repo, file = _hub_parts(model)
         if fault := _why_no_id(model, path, repo, file):
@@ -91,7 +91,7 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if file is None:
         return _fetch(model, TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ()))
-    _check_first(Path(file))
+    check_first_shard(Path(file))
     names = [file, *_other_shards(file)] if weights else [file]
     folder = _fetch(repo, [glob.escape(name) for name in names])
     if missing := [name for name in names if not (folder / name).exists()]:
@@ -156,7 +156,8 @@ def _check_folder(folder: Path) -> None:
             raise CheckpointError(f"{folder} has no config.json: give {which} {files[0]}")
 
 
-def _check_first(path: Path) -> None:
+def check_first_shard(path: Path) -> None:
+    """Raise CheckpointError for the name of a shard that is not the first, which stands for all of them."""
     """Raise CheckpointError for a GGUF file of several that is not the first one."""
     shard = ShardName.of(path)
     if shard is not None and shard.number != 1:

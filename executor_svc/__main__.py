@@ -113,7 +113,8 @@ def _check_place(_context: click.Context, _parameter: click.Parameter, value: st
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
-    help="Dtype of weights, activations and KV cache; auto is the checkpoint's (float32 for the demo model).",
+    help="Dtype of weights, activations and KV cache; auto is the checkpoint's (bfloat16 "
+    "for a GGUF file, float32 for the demo model).",
 )
 @click.option(
     "--quantization",

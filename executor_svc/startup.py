@@ -275,7 +275,7 @@ def _load_model(
     grammars = load_grammar_masks(folder, config.vocab_size, may_take_s)
     with open_checkpoint(folder) as checkpoint:
         config = _with_stored_head(config, checkpoint, tasks, group)
-        dtype, is_gguf = _choose_dtype(options, platform, checkpoint, config), checkpoint.is_quantized
+        dtype, is_quantized = _choose_dtype(options, platform, checkpoint, config), checkpoint.is_quantized
         shard = Shard.of(config, group.rank, group.size)
         layout = WeightLayout(config, shard, dtype, platform.packing(config, dtype), has_head=tasks != ("embed",))
         loaded = obtain_weights(
@@ -300,18 +300,18 @@ def _load_model(
         fingerprint=loaded.fingerprint,
         tasks=",".join(tasks),
     )
-    computation = _computation(dtype, options.quantization, is_gguf=is_gguf)
+    computation = _computation(dtype, options.quantization, is_quantized=is_quantized)
     return LoadedModel(loaded, computation, tasks, tokenizer_hash(folder), grammars)
 
 
-def _computation(dtype: torch.dtype, quantization: str, *, is_gguf: bool) -> str:
+def _computation(dtype: torch.dtype, quantization: str, *, is_quantized: bool) -> str:
     """Name how a model is computed: as long as that stays, equal weights give equal tokens.
 
     Args:
-        is_gguf: whether weights are stored in GGUF's integers. They are expanded to `dtype` when they are read; to
+        is_quantized: whether weights are stored in GGUF's integers. They are expanded to `dtype` when they are read; to
             compute with the integers will have another name.
     """
-    further = ("gguf",) * is_gguf + (quantization,) * (quantization != "none")
+    further = ("gguf",) * is_quantized + (quantization,) * (quantization != "none")
     return "-".join((str(dtype).removeprefix("torch."), *further))
 
 

@@ -162,8 +162,8 @@ def describe(
     said: ConfigJson,
     *,
     qk_norm: bool = False,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
+    qkv_bias: bool | None = None,
+    output_bias: bool | None = None,
     fused: bool = False,
     may_rotate_partly: bool = False,
     window: int | None = None,
@@ -174,7 +174,8 @@ def describe(
 
     Args:
         said: the file's content.
-        qk_norm, qkv_bias, output_bias, fused, moe: as `DecoderConfig` has them.
+        qk_norm, fused, moe: as `DecoderConfig` has them.
+        qkv_bias, output_bias: likewise; None where `attention_bias` says it, one field for all of them.
         may_rotate_partly: whether the family has rotations of a part of a head.
         window: positions that a token sees at most; None for all.
         unsupported: what the file asks for and only this family can.
@@ -211,12 +212,23 @@ def describe(
         exact_because=because,
         tied=said.tie_word_embeddings,
         qk_norm=qk_norm,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
+        qkv_bias=said.attention_bias if qkv_bias is None else qkv_bias,
+        output_bias=said.attention_bias if output_bias is None else output_bias,
         fused=fused,
         rope=rope,
         dtype=(said.dtype or said.torch_dtype or "").removeprefix("torch."),
     )
+
+
+def window_of_some(said: ConfigJson) -> int | None:
+    """The sliding window of a model of which only some layers may have one; None where no layer has one."""
+    if not said.use_sliding_window:
+        return None
+    if said.layer_types is not None:
+        is_windowed = any(kind != "full_attention" for kind in said.layer_types)
+    else:
+        is_windowed = said.max_window_layers < said.num_hidden_layers
+    return said.sliding_window if is_windowed else None
 
 
 def _check_limits(said: ConfigJson) -> None:

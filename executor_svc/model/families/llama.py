@@ -7,5 +7,5 @@ DEFAULTS = {"max_position_embeddings": 2048}
 
 
 def read(said: ConfigJson) -> DecoderConfig:
-    """See `Family.read`. `attention_bias` is one field for all of attention's projections."""
-    return describe(said, qkv_bias=said.attention_bias, output_bias=said.attention_bias)
+    """See `Family.read`."""
+    return describe(said)

@@ -16,8 +16,6 @@ def read(said: ConfigJson) -> DecoderConfig:
     return describe(
         said if moe else msgspec.structs.replace(said, num_experts=None, num_local_experts=None),
         qk_norm=True,
-        qkv_bias=said.attention_bias,
-        output_bias=said.attention_bias,
         window=said.sliding_window if said.use_sliding_window else None,
         moe=moe,
         unsupported=unsupported,
