@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -11,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import click
 
+from common.errors import BatonError
 from common.paths import ExistingPath
 
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "json"]
@@ -42,6 +44,7 @@ class FrontendOptions:
     Attributes:
         served_model_name: names that clients may ask for; the first one is in the answers to all.
         chat_template: file whose chat template takes the place of the model's.
+        override_generation_config: `sampling` as JSON.
         tool_parser: how the model writes calls of tools; "auto" reads it off the chat template.
         reasoning_parser: how the model writes its thoughts; "auto" reads it off the chat template.
         stop_in_thoughts: whether stop strings end an answer in its thought, too.
@@ -67,6 +70,7 @@ class FrontendOptions:
 
     served_model_name: tuple[str, ...] = ()
     chat_template: Path | None = None
+    override_generation_config: str | None = None
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
     stop_in_thoughts: bool = False
@@ -101,6 +105,15 @@ class FrontendOptions:
         """The networks that `trusted_proxy` names. Raises ValueError for what names none."""
         return tuple(map(_network, self.trusted_proxy))
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Sampling parameters of requests that name none, in place of those that the model's generation_config.json
+        recommends. Raises ValueError for what is none."""
+        said = {} if self.override_generation_config is None else json.loads(self.override_generation_config)
+        if not isinstance(said, dict):
+            raise ValueError('it is a JSON object, such as {"temperature": 0.7, "top_p": 0.9}')
+        return said
+
     def arguments(self) -> list[str]:
         """The same as arguments of a command."""
         arguments: list[str] = []
@@ -122,6 +135,10 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   "several times, and the first is in the answers.  [default: the model's own]")  # fmt: skip
     @click.option("--chat-template", type=ExistingPath(dir_okay=False), metavar="FILE",
                   help="File with a chat template (Jinja) in place of the model's own.")  # fmt: skip
+    @click.option("--override-generation-config", metavar="JSON", callback=_checked_sampling,
+                  help="Sampling parameters of requests that name none, in place of what the model's "
+                  'generation_config.json recommends: {"temperature": 0.7, "top_p": 0.9}; top_k, min_p and '
+                  "repetition_penalty, too.")  # fmt: skip
     @click.option("--tool-parser", type=click.Choice(get_args(ToolParser)), default=default.tool_parser,
                   help="How the model writes calls of tools; auto reads it off its chat template.")  # fmt: skip
     @click.option("--reasoning-parser", type=click.Choice(get_args(ReasoningParser)), default=default.reasoning_parser,
@@ -199,6 +216,25 @@ def _checked_proxies(_ctx: click.Context, _param: click.Parameter, values: tuple
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     return values
+
+
+def _checked_sampling(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    from scheduler_svc.frontend.text.sampling_defaults import (  # noqa: PLC0415  (not for --help)
+        SamplingDefaults,
+        read_sampling_defaults,
+    )
+
+    try:
+        sampling = FrontendOptions(override_generation_config=value).sampling
+        read_sampling_defaults(sampling, "it")
+    except (ValueError, BatonError) as error:
+        raise click.BadParameter(str(error)) from error
+    names = SamplingDefaults.__struct_fields__
+    if unknown := sorted(sampling.keys() - set(names)):
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(names)}")
+    return value
 
 
 def _checked_pooling_models(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ from scheduler_svc.core.executor.lanes import Lanes
 from scheduler_svc.core.executor.plan_builder import join_columns, sampling_columns
 from scheduler_svc.core.sequence import new_sequences
 from scheduler_svc.frontend.requests.schemas import GenerationRequest
-from scheduler_svc.frontend.text.tokenizer import SamplingDefaults
+from scheduler_svc.frontend.text.sampling_defaults import SamplingDefaults
 
 ROOT = Path(__file__).parents[1]
 NAMES = [parameter.name for parameter in SAMPLING_COLUMNS.values()]

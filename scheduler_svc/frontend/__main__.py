@@ -88,7 +88,7 @@ def main(
     try:
         uses = None if key_uses is None or api_keys_file is None else KeyUses(key_uses)
         api_keys = ApiKeys(plain_keys(), api_keys_file, uses)
-        tokenizer = Tokenizer(resolve_model(model, weights=False), frontend.chat_template)
+        tokenizer = Tokenizer(resolve_model(model, weights=False), frontend.chat_template, frontend.sampling)
         tokenizer.start_rendering()
         storage = Storage.open(store, api_keys, makes=parent is None)
         options = replace(

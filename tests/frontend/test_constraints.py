@@ -18,7 +18,8 @@ from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend.requests.chat import tokenize_chat
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
 from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
-from scheduler_svc.frontend.text.tokenizer import SamplingDefaults, Tokenizer
+from scheduler_svc.frontend.text.sampling_defaults import SamplingDefaults
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.frontend.fake_core import tokens_of
 from tests.support.chats import finished
 from tests.support.effort import examples

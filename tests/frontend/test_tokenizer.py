@@ -19,7 +19,8 @@ from common.model_reading import MAX_TEMPLATE_BYTES
 from scheduler_svc.frontend.requests.schemas import CompletionRequest
 from scheduler_svc.frontend.text.chat_template import MAX_SOURCE_CHARS
 from scheduler_svc.frontend.text.long_work import WORTH_A_THREAD, LongWork
-from scheduler_svc.frontend.text.tokenizer import MAX_GROWN_CHARS, SamplingDefaults, Tokenizer
+from scheduler_svc.frontend.text.sampling_defaults import SamplingDefaults
+from scheduler_svc.frontend.text.tokenizer import MAX_GROWN_CHARS, Tokenizer
 from tests.frontend.links import in_event_loop
 
 CONVERSATION = [
@@ -240,6 +241,8 @@ def test_sampling_defaults_are_the_models_or_openais(tmp_path):
         '{"temperature": 0.6, "top_k": 20, "min_p": null, "repetition_penalty": 1.05}'
     )
     assert Tokenizer(tmp_path).sampling_defaults == SamplingDefaults(0.6, 1.0, 20, 0.0, 1.05)
+    chosen = {"temperature": 0.2, "min_p": 0.05, "top_k": None}
+    assert Tokenizer(tmp_path, sampling=chosen).sampling_defaults == SamplingDefaults(0.2, 1.0, 0, 0.05, 1.05)
 
 
 RECOMMENDED = {

@@ -140,7 +140,9 @@ def command(
     require_keys_or_consent(api_keys_file, no_api_keys, journal and journal.parent)
     if model in NAMED_MODELS and not Path(model).exists():
         names = frontend.served_model_name or (model,)
-        model, frontend = _named_model(model, is_agreed=is_agreed), replace(frontend, served_model_name=names)
+        sampling = frontend.override_generation_config or NAMED_MODELS[model].sampling
+        frontend = replace(frontend, served_model_name=names, override_generation_config=sampling)
+        model = _named_model(model, is_agreed=is_agreed)
     logs = words(log_level=log_level, log_format=log_format)
     flags = {"--no-api-keys": no_api_keys, "--no-journal": no_journal, "--no-store": no_store}
     without = [flag for flag, is_said in flags.items() if is_said]

