@@ -259,7 +259,7 @@ def test_a_model_of_ones_own_is_talked_with(start_up, tmp_path):
     assert command[:2] == ["curl", f"{url}/v1/chat/completions"]
     assert json.loads(command[-1]) == {
         "model": tmp_path.name,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "messages": [{"role": "user", "content": "How many days are in a week?"}],
         "max_tokens": 64,
     }
 

@@ -36,7 +36,7 @@ from scheduler_svc.store_options import StoreOptions, store_options
 
 _POLL_INTERVAL_S = 0.2
 _NEAR_PORTS = 100
-_QUESTION = "What is the capital of France?"
+_QUESTION = "How many days are in a week?"
 
 
 @dataclass(frozen=True)
