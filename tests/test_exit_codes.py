@@ -18,15 +18,16 @@ from pathlib import Path
 import huggingface_hub
 import huggingface_hub.errors as hub
 import pytest
+from safetensors import SafetensorError
 
 from common.errors import BatonError, KeeperError, TryAgainError
 from common.exit_codes import EXIT_TRY_AGAIN, EXIT_USAGE, exit_code_of
-from common.model_files import resolve_model
+from common.model_files import DEMO_MODEL_DIR, resolve_model
 from common.vocabulary import read_vocabulary
+from executor_svc.model import checkpoint
 from keeper_svc.listening import Listening
 from scheduler_svc.api_key_file import read_key_file
 from scheduler_svc.core.requests.journal_records import FORMAT_VERSION
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.server import addresses, store_folder
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.journal_database import APPLICATION_ID
@@ -122,14 +123,12 @@ def model_on_a_disk_that_fails(folder, monkeypatch):
 
 
 @kind(PASSING)
-def model_that_a_library_in_rust_cannot_read(folder, monkeypatch):
-    (folder / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+def weights_that_a_library_in_rust_cannot_read(folder, monkeypatch):
+    def safe_open(*_, **__):
+        raise SafetensorError("Stale file handle (os error 116)")
 
-    def from_file(path):
-        raise Exception("Stale file handle (os error 116)")
-
-    monkeypatch.setattr("tokenizers.Tokenizer", type("Broken", (), {"from_file": staticmethod(from_file)}))
-    Tokenizer(folder)
+    monkeypatch.setattr(checkpoint, "safe_open", safe_open)
+    checkpoint.Checkpoint(DEMO_MODEL_DIR)
 
 
 @kind(PASSING)
