@@ -282,9 +282,7 @@ def test_shards_are_one_model(tmp_path: Path):
     assert list(read_gguf(shards[0], all_shards=False).header_bytes) == [shards[0], shards[2]]
     with pytest.raises(CheckpointError, match=f"there is no {shards[1]}"):
         read_gguf(shards[0])
-    with pytest.raises(
-        CheckpointError, match=r"is shard 3 of 3 of a model: .*big-00001-of-00003\.gguf"
-    ):
+    with pytest.raises(CheckpointError, match=r"is shard 3 of 3 of a model: .*big-00001-of-00003\.gguf"):
         read_gguf(shards[2])
 
 
