@@ -73,7 +73,7 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
     if model is None:
         return DEMO_MODEL_DIR
     try:
-        model.encode()  # as clients, helpers and logs are told of it
+        model.encode()  # helpers' settings, logs and answers hold it
     except UnicodeEncodeError as error:
         raise CheckpointError(f"{model} is not UTF-8: give it another name, or a link with one") from error
     path = Path(os.path.expanduser(model))
@@ -158,7 +158,6 @@ def _check_folder(folder: Path) -> None:
 
 def check_first_shard(path: Path) -> None:
     """Raise CheckpointError for the name of a shard that is not the first, which stands for all of them."""
-    """Raise CheckpointError for a GGUF file of several that is not the first one."""
     shard = ShardName.of(path)
     if shard is not None and shard.number != 1:
         first = path.with_name(shard.sibling(1))

@@ -27,8 +27,8 @@ from executor_svc.model.attention import CacheMemory, KVGeometry
 from executor_svc.model.checkpoint import HEAD, TensorSource, has_other_head, stored_dtype
 from executor_svc.model.checkpoint_layout import SCORE
 from executor_svc.model.config import DecoderConfig
-from executor_svc.model.config_file import read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
+from executor_svc.model.families import read_config
 from executor_svc.model.gguf_checkpoint import open_checkpoint
 from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, WeightStore, obtain_weights
 from executor_svc.model.model import Decoder

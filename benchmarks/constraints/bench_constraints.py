@@ -42,7 +42,7 @@ from benchmarks.rig.service_load import pool_positions, with_outputs
 from benchmarks.rig.step_records import replaced
 from benchmarks.rig.workloads import WorkloadRequest, upper_halves
 from common.logging import setup_logging
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from kernels.cpu import Loaded
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 

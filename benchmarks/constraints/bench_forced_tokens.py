@@ -35,7 +35,7 @@ from benchmarks.rig.in_process import start_runner
 from benchmarks.rig.machine import all_threads, processor
 from benchmarks.rig.roofline import WorkModel
 from common.logging import setup_logging
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.runner.runner import Runner
 from executor_svc.runner.trial_plans import trial_plan
 

@@ -64,7 +64,7 @@ from benchmarks.rig.service_load import TEMPERATURE, pool_positions, submits, wi
 from benchmarks.rig.services import Services, steps_in
 from benchmarks.rig.workloads import WorkloadRequest, upper_halves
 from common.logging import setup_logging
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 
 WARM_UP_TOKENS = 8
 

@@ -53,7 +53,7 @@ from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.service_load import pool_positions
 from benchmarks.rig.workloads import WorkloadRequest
 from common.logging import setup_logging
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 
 OURS = ("baton", "runner", "baton-int8", "runner-int8")
 PEERS = ("transformers", "openvino", "openvino-int8")

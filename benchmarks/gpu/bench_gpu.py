@@ -44,7 +44,7 @@ from benchmarks.rig.step_profiler import ARMED, KINDS, gpu_figures, trace_file
 from benchmarks.rig.step_records import between
 from benchmarks.rig.workloads import WorkloadRequest
 from common.logging import setup_logging
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 
 WARM_UP_TOKENS = 16

@@ -25,7 +25,7 @@ from benchmarks.rig.step_records import RecordedRunner, RecordedStep, Recorder
 from benchmarks.rig.workloads import WorkloadRequest
 from common.plan import ExecutorLimits, PlanColumns
 from common.step_result import ResultColumns
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 
 CEILINGS = {"H200": Ceilings(copy=4.3e12, matmul=780e12), "H100": Ceilings(copy=3.0e12, matmul=798e12)}

@@ -34,7 +34,7 @@ from common.sampling_columns import SamplingColumns
 from executor_svc.devices.choose_platform import choose_platform
 from executor_svc.model.attention import KVGeometry
 from executor_svc.model.config import DecoderConfig
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.kept_weights import LoadedWeights
 from executor_svc.model.prepared import WeightLayout, Weights
 from executor_svc.model.rank_group import SINGLE_RANK

@@ -10,7 +10,7 @@ from shutil import copy
 
 from benchmarks.rig.checkpoints import SHAPES, write_checkpoint
 from common.model_files import resolve_model
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 

@@ -1,12 +1,13 @@
 """The safetensors files of a checkpoint: what is in them is checked before a byte of a tensor is read."""
 
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -36,46 +37,9 @@ class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
 
 
-class TensorSource(Protocol):
-    """The stored tensors of a model, by the names that Hugging Face's checkpoints have. A context manager."""
-
-    folder: Path
-    """Of the files, for messages."""
-    is_quantized: bool
-    """Whether some tensors are stored in integers with scales."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc_info: object) -> None: ...
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all tensors, sorted, without those that follow from the configuration."""
-        ...
-
-    def header(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Shape and stored dtype (`BF16`, `Q8_0`, ...) of a tensor."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """A tensor's values, on the CPU."""
-        ...
-
-    def copy(self, name: str, part: Slices, target: Tensor) -> None:
-        """Copy a part of a tensor's values, rounded to the dtype of `target`, which may be on any device.
-
-        Args:
-            part: indices that `target` has the shape of; the rows' may be a list of numbers.
-        """
-        ...
-
-    def digest(self, name: str) -> Future[bytes]:
-        """Hash a tensor's bytes as they are stored (BLAKE3, 32 bytes) in a thread; wait for one if all have work."""
-        ...
-
-
 class Hashing:
-    """Threads that hash tensors while others are read, on the CPUs that the calling thread may use now.
+    """Threads that hash tensors while others are read, on the CPUs that the calling thread may use now. A context
+    manager.
 
     A thread begins with the CPUs of the one that starts it, which may be bound to one by then. There are as many as
     torch computes with, and no more tensors wait than there are threads: what is not in memory is read once, and no
@@ -94,19 +58,76 @@ class Hashing:
         self._being_hashed.append(self._threads.submit(digest))
         return self._being_hashed[-1]
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
         """End the threads after what they are at."""
         self._threads.shutdown(cancel_futures=True)
 
 
-class Checkpoint:
-    """The opened safetensors files of a folder. A context manager; the files stay mapped until it exits.
+class TensorSource(ABC):
+    """The stored tensors of a model, by the names that Hugging Face's checkpoints have. A context manager; the files
+    stay open until it exits.
+
+    Attributes:
+        folder: of the files, or the first file, for messages.
+        is_quantized: whether some tensors are stored in integers with scales.
+    """
+
+    is_quantized = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = ExitStack()
+        try:
+            self._open_files()
+        except BaseException:
+            self._files.close()
+            raise
+        self._hashing = self._files.enter_context(Hashing())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._files.close()
+
+    @abstractmethod
+    def _open_files(self) -> None:
+        """Open the files, to be closed with `_files`. Raises CheckpointError if one is missing or broken."""
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Names of all tensors, sorted, without those that follow from the configuration."""
+
+    @abstractmethod
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Shape and stored dtype (`BF16`, `Q8_0`, ...) of a tensor."""
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """A tensor's values, on the CPU."""
+
+    def copy(self, name: str, part: Slices, target: Tensor) -> None:
+        """Copy a part of a tensor's values, rounded to the dtype of `target`, which may be on any device.
+
+        Args:
+            part: indices that `target` has the shape of; the rows' may be a list of numbers.
+        """
+        target.copy_(self.read(name)[part])
+
+    @abstractmethod
+    def digest(self, name: str) -> Future[bytes]:
+        """Hash a tensor's bytes as they are stored (BLAKE3, 32 bytes) in a thread; wait for one if all have work."""
+
+
+class Checkpoint(TensorSource):
+    """The safetensors files of a folder, which are mapped.
 
     A checkpoint of a model without its head, as embedding models are saved, has names without `model.`; here they have
     it, so that the same weights have the same names either way.
-
-    Attributes:
-        is_quantized: False, always.
 
     Args:
         folder: holds `model.safetensors`, or the shards that `model.safetensors.index.json` names.
@@ -115,32 +136,17 @@ class Checkpoint:
         CheckpointError: a file is missing, truncated or no safetensors file, or the index and the shards disagree.
     """
 
-    is_quantized = False
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files = ExitStack()
+    def _open_files(self) -> None:
         self._source: dict[str, Any] = {}  # by the names in the files
-        with ExitStack() as on_error:
-            on_error.callback(self._files.close)
-            for path, expected in stored_files(folder).items():
-                shard = self._open(path)
-                held = set(shard.keys())
-                if missing := (expected or set()) - held:
-                    raise CheckpointError(complaint(f"{path} lacks what its index says it has", missing))
-                self._source.update(dict.fromkeys(held if expected is None else sorted(expected), shard))
-            self._hashing = Hashing()
-            on_error.pop_all()
+        for path, expected in stored_files(self.folder).items():
+            shard = self._open(path)
+            held = set(shard.keys())
+            if missing := (expected or set()) - held:
+                raise CheckpointError(complaint(f"{path} lacks what its index says it has", missing))
+            self._source.update(dict.fromkeys(held if expected is None else sorted(expected), shard))
         has_head = any(name.startswith((_BASE, "lm_head.")) for name in self._source)
         stored = [name for name in self._source if not name.endswith(_DERIVED)]
         self._stored_names = {(name if has_head else _BASE + name): name for name in stored}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._hashing.close()
-        self._files.close()
 
     @property
     def names(self) -> list[str]:
@@ -158,10 +164,6 @@ class Checkpoint:
         stored = self._stored_names[name]
         tensor: Tensor = self._source[stored].get_tensor(stored)
         return tensor
-
-    def copy(self, name: str, part: Slices, target: Tensor) -> None:
-        """See `TensorSource.copy`."""
-        target.copy_(self.read(name)[part])
 
     def digest(self, name: str) -> Future[bytes]:
         """See `TensorSource.digest`."""

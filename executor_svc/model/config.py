@@ -1,6 +1,6 @@
 """A decoder as it is described: all that decides its computation, whatever its family is called.
 
-A family's reader makes the description from config.json (`config_file.py`, `families`); everything else computes by
+A family's reader makes the description from config.json (`families.py`); everything else computes by
 the description and knows no family.
 """
 

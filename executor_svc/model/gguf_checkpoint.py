@@ -14,9 +14,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 
 import torch
 from blake3 import blake3
@@ -27,7 +25,7 @@ from common.gguf import SUPPORTED_TYPES, Gguf, GgufTensor, read_gguf
 from common.gguf_config import EMBEDDING, HEAD, ROPE_FACTORS
 from common.model_reading import open_model_file, read_model_json
 from executor_svc.model import checkpoint
-from executor_svc.model.checkpoint import Checkpoint, Hashing, TensorSource, complaint
+from executor_svc.model.checkpoint import Checkpoint, TensorSource, complaint
 from executor_svc.model.checkpoint_layout import Slices
 from executor_svc.model.gguf_blocks import PLAIN_TYPES, expand, read_groups
 
@@ -55,45 +53,28 @@ def open_checkpoint(path: Path) -> TensorSource:
     return GgufCheckpoint(path) if path.is_file() else Checkpoint(path)
 
 
-class GgufCheckpoint:
-    """The opened GGUF file of a model, and its other shards: a `TensorSource`.
-
-    Attributes:
-        folder: the file, or the first shard.
-        is_quantized: whether a tensor is stored in integers with scales.
+class GgufCheckpoint(TensorSource):
+    """The GGUF file of a model, and its other shards.
 
     Args:
-        path: the file, or the first shard.
+        folder: the file, or the first shard.
 
     Raises:
         CheckpointError: a shard is missing or broken, the architecture is not supported, or has no such tensor.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.folder = path
-        config, model = read_model_json(path / "config.json", dict) or {}, read_gguf(path)
-        self._tensors = _by_name(path, model)
+    def _open_files(self) -> None:
+        config, model = read_model_json(self.folder / "config.json", dict) or {}, read_gguf(self.folder)
+        self._tensors = _by_name(self.folder, model)
         self.is_quantized = any(tensor.kind not in PLAIN_TYPES for tensor in self._tensors.values())
         self._head_dim: int = config["head_dim"] if model.metadata["general.architecture"] == "llama" else 0
-        self._files = ExitStack()
         self._descriptors: dict[Path, int] = {}
-        with ExitStack() as on_error:
-            on_error.callback(self._files.close)
-            for shard in model.header_bytes:
-                file, _ = self._files.enter_context(open_model_file(shard))
-                self._descriptors[shard] = file.fileno()
-            on_error.pop_all()
-        self._hashing = Hashing()
+        for shard in model.header_bytes:
+            file, _ = self._files.enter_context(open_model_file(shard))
+            self._descriptors[shard] = file.fileno()
         # One of each for all tiles: what is allocated between weights would lie in pieces among them.
         self._tile = torch.empty(_TILE)
         self._of_thread = threading.local()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._hashing.close()
-        self._files.close()
 
     @property
     def names(self) -> list[str]:

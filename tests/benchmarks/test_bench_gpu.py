@@ -15,7 +15,7 @@ from benchmarks.rig import service_load
 from benchmarks.rig.front_client import _take
 from benchmarks.rig.runs import TimedRun
 from common import messages as m
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 
 ROOT = Path(__file__).parents[2]
 

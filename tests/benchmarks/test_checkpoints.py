@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.rig import checkpoints, service_load
 from executor_svc.model.checkpoint import Checkpoint
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.weights import load_weights
 
 PUBLISHED = {

@@ -4,7 +4,7 @@ from benchmarks.gpu import report
 from benchmarks.rig import roofline
 from benchmarks.rig.ceilings import Ceilings
 from benchmarks.rig.runs import TimedRun, median_run, rates
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from tests.benchmarks.steps import make_step
 
 

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.rig import checkpoints, roofline
 from benchmarks.rig.ceilings import Ceilings
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from tests.benchmarks.steps import make_step
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gpu import shape_steps
 from benchmarks.gpu.shape_steps import Sizes
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

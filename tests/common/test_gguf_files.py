@@ -12,7 +12,7 @@ from common import gguf_files
 from common.errors import CheckpointError
 from common.model_reading import read_model_file, read_model_json
 from common.vocabulary import read_vocabulary
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from tests.support.gguf_files import gguf_bytes, string_key, write_gguf
 
 METADATA = {

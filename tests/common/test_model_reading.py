@@ -22,7 +22,7 @@ from common.tokenizer_file import (
     text_growth,
 )
 from common.vocabulary import read_vocabulary
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}

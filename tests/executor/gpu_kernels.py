@@ -9,8 +9,8 @@ import torch
 from common.plan import ExecutorLimits
 from executor_svc.model.attention import CacheMemory, KVGeometry
 from executor_svc.model.checkpoint import Checkpoint
-from executor_svc.model.config_file import read_config
 from executor_svc.model.draw import WholeDraw
+from executor_svc.model.families import read_config
 from executor_svc.model.model import Decoder
 from executor_svc.model.sharding import Shard
 from executor_svc.model.weights import load_weights

@@ -12,7 +12,7 @@ from common.messages import WeightsKind
 from executor_svc.devices.memfd_weights import MemfdWeights
 from executor_svc.keeper.held import HeldWeights
 from executor_svc.model.checkpoint import Checkpoint
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, WeightStore, obtain_weights
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup

@@ -17,8 +17,8 @@ from common.plan import ExecutorLimits
 from executor_svc.devices.torch_kernels import TorchBackend, TorchKernels
 from executor_svc.model.attention import KVGeometry
 from executor_svc.model.checkpoint import Checkpoint
-from executor_svc.model.config_file import read_config
 from executor_svc.model.draw import TokenDraw, WholeDraw
+from executor_svc.model.families import read_config
 from executor_svc.model.model import Decoder
 from executor_svc.model.rank_group import RankGroup, join_group
 from executor_svc.model.sharding import Shard

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from common.errors import CheckpointError
 from common.model_files import DEMO_MODEL_DIR
 from executor_svc.model.config import MoeConfig, RopeConfig
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.rope import inverse_frequencies
 
 # The fields of Qwen/Qwen3-32B's config.json as published, in the layout from before transformers 5.
@@ -200,6 +200,7 @@ def test_demo_model() -> None:
     ("changes", "complaint"),
     [
         ({"model_type": "qwen2_moe"}, "has model_type 'qwen2_moe'; only llama, mistral, "),
+        ({"model_type": ["qwen3"]}, "has model_type ['qwen3']; only llama, mistral, "),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' (only 'silu')"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights (fp8)"),
         ({"num_experts": 128}, "a mixture of 128 experts"),

@@ -19,7 +19,7 @@ from executor_svc.devices.torch_kernels import TorchBackend
 from executor_svc.model.attention import KVGeometry
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.checkpoint_layout import Role
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.packing import TensorSpec
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
 from executor_svc.model.config import identity
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from tests.executor.conftest import Make
 from tests.executor.kept import Keeper, assert_equal, obtain
 

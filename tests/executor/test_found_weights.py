@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from executor_svc.model import kept_weights
 from executor_svc.model.checkpoint import SINGLE_FILE
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.packing import TensorSpec
 from executor_svc.model.source_key import source_key
 from executor_svc.model.weight_file import WeightWriter

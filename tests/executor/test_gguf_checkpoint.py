@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from common.errors import CheckpointError
 from common.gguf import SUPPORTED_TYPES, read_gguf
 from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.gguf_blocks import PLAIN_TYPES
 from executor_svc.model.gguf_checkpoint import GgufCheckpoint, open_checkpoint
 from executor_svc.model.prepared import Weights

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.errors import CheckpointError
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup, join_group, smallest
 from executor_svc.model.sharding import Shard
 from tests.executor.conftest import Make

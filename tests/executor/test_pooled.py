@@ -26,7 +26,7 @@ from common.step_result import ResultColumns, parse_result
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
 from executor_svc.model.checkpoint_layout import SCORE
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.sharding import Shard

@@ -26,7 +26,7 @@ from executor_svc.model.checkpoint import (
     has_other_head,
     stored_dtype,
 )
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.prepared import Weights
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.model.source_key import source_key

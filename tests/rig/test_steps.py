@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.plan import parse_plan
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.sharding import Shard
 from executor_svc.runner import graphs
 from executor_svc.runner.graphs import StepGraphs

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.errors import CheckpointError
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from tests.executor.conftest import Make
 from tests.executor.families.checks import FamilyChecks
 from tests.executor.harness import start

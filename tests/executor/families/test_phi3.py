@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from common.errors import BatonError, CheckpointError
 from executor_svc.devices.gpu import GpuPlatform
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.rope import inverse_frequencies
 from tests.executor.conftest import Make
 from tests.executor.families.checks import FamilyChecks

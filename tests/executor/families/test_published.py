@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from executor_svc.model.checkpoint_layout import parameters
-from executor_svc.model.config_file import read_config
+from executor_svc.model.families import read_config
 from executor_svc.model.rope import inverse_frequencies
 from executor_svc.model.sharding import Shard
 

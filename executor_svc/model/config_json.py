@@ -1,19 +1,14 @@
-"""A checkpoint's config.json, reduced to what serving needs and checked against what is supported."""
+"""The fields of a config.json, reduced to what serving needs and checked against what is supported."""
 
-import importlib
 import math
-import pkgutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from common.errors import CheckpointError
 from common.messages import MAX_HIDDEN_SIZE
-from common.model_reading import read_model_json
 from common.tokenizer_file import MAX_VOCAB_SIZE
-from executor_svc.model import families
 from executor_svc.model.config import DecoderConfig, MoeConfig, RopeConfig
 
 MAX_POSITIONS = 2**27
@@ -114,48 +109,20 @@ class ConfigFault(Exception):
     """A configuration cannot be served. The text goes on after the file's name."""
 
 
-class Family(Protocol):
-    """A module of `families`, called as the `model_type` that it reads."""
+def read_fields(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> ConfigJson:
+    """Read a config.json's content.
 
-    DEFAULTS: Mapping[str, Any]
-    """Fields that mean this where config.json has none."""
-
-    def read(self, said: ConfigJson) -> DecoderConfig:
-        """Describe a model of the family; see `describe`. Raises ConfigFault."""
-        ...
-
-
-def served_types() -> list[str]:
-    """The values of `model_type` that can be served."""
-    return sorted(module.name for module in pkgutil.iter_modules(families.__path__))
-
-
-def read_config(folder: Path) -> DecoderConfig:
-    """Read `folder`'s config.json.
+    Args:
+        defaults: what the fields that it does not have mean for its family.
 
     Raises:
-        CheckpointError: it is missing or malformed, or asks for something that is not supported; the message names
-            everything of that kind at once.
+        ConfigFault: a size is far beyond those of models.
+        ValidationError: a field is missing, or of another type (msgspec's).
     """
-    path = folder / "config.json"
-    content = read_model_json(path, dict[str, Any])
-    if content is None:
-        raise CheckpointError(f"there is no {path}")
-    model_type, types = content.get("model_type"), served_types()
-    if model_type not in types:  # before other fields: those of another model mean nothing here
-        raise CheckpointError(f"{path} has model_type {model_type!r:.80}; only {', '.join(types)} can be served")
-    family: Family = importlib.import_module(f"{families.__name__}.{model_type}")
     said = {name: value for name, value in content.items() if value not in (None, {}) or name in _NULL_SAYS}
-    try:
-        raw = msgspec.convert({**family.DEFAULTS, **said}, ConfigJson)
-        _check_limits(raw)
-        config = family.read(raw)
-        _check_sizes(config)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path} is not a configuration of {model_type}: {error}") from error
-    except ConfigFault as fault:
-        raise CheckpointError(f"{path} {fault}") from fault
-    return config
+    fields = msgspec.convert({**defaults, **said}, ConfigJson)
+    _check_limits(fields)
+    return fields
 
 
 def describe(
@@ -197,7 +164,7 @@ def describe(
         exact, because = rope.original_max_positions, "longrope has other factors beyond"
     if window is not None and window < exact:
         exact, because = window, "attention has a sliding window"
-    return DecoderConfig(
+    config = DecoderConfig(
         vocab_size=said.vocab_size,
         hidden_size=said.hidden_size,
         intermediate_size=said.intermediate_size,
@@ -218,17 +185,8 @@ def describe(
         rope=rope,
         dtype=(said.dtype or said.torch_dtype or "").removeprefix("torch."),
     )
-
-
-def window_of_some(said: ConfigJson) -> int | None:
-    """The sliding window of a model of which only some layers may have one; None where no layer has one."""
-    if not said.use_sliding_window:
-        return None
-    if said.layer_types is not None:
-        is_windowed = any(kind != "full_attention" for kind in said.layer_types)
-    else:
-        is_windowed = said.max_window_layers < said.num_hidden_layers
-    return said.sliding_window if is_windowed else None
+    _check_sizes(config)
+    return config
 
 
 def _check_limits(said: ConfigJson) -> None:
@@ -283,23 +241,21 @@ def _rope(said: ConfigJson, head_dim: int) -> RopeConfig:
     # In transformers' order: a field beside those of the rope takes the place of the rope's own.
     original = said.original_max_position_embeddings or rope.original_max_position_embeddings
     original = original or said.max_position_embeddings
+    described = partial(RopeConfig, theta=theta, rotated=rotated)
     match rope.kind:
         case "linear":
-            return RopeConfig(rope_type="linear", theta=theta, factor=rope.factor or 1.0, rotated=rotated)
+            return described(rope_type="linear", factor=rope.factor or 1.0)
         case "llama3":
-            return RopeConfig(
+            return described(
                 rope_type="llama3",
-                theta=theta,
                 factor=rope.factor or 1.0,
                 original_max_positions=original,
                 low_freq_factor=rope.low_freq_factor,
                 high_freq_factor=rope.high_freq_factor,
-                rotated=rotated,
             )
         case "yarn":
-            return RopeConfig(
+            return described(
                 rope_type="yarn",
-                theta=theta,
                 factor=rope.factor or 1.0,
                 original_max_positions=original,
                 attention_factor=rope.attention_factor,
@@ -308,21 +264,19 @@ def _rope(said: ConfigJson, head_dim: int) -> RopeConfig:
                 mscale=rope.mscale,
                 mscale_all_dim=rope.mscale_all_dim,
                 truncate=bool(rope.truncate),
-                rotated=rotated,
             )
         case "longrope":
-            return RopeConfig(
+            attention_factor, divisors = _longrope_attention(said, original), tuple(rope.short_factor or ())
+            return described(
                 rope_type="divided",
-                theta=theta,
                 original_max_positions=original,
-                attention_factor=_longrope_attention(said, original),
-                divisors=tuple(rope.short_factor or ()),
-                rotated=rotated,
+                attention_factor=attention_factor,
+                divisors=divisors,
             )
         case "divided":
-            return RopeConfig(rope_type="divided", theta=theta, divisors=tuple(rope.divisors or ()), rotated=rotated)
+            return described(rope_type="divided", divisors=tuple(rope.divisors or ()))
         case _:
-            return RopeConfig(rope_type="default", theta=theta, rotated=rotated)
+            return described(rope_type="default")
 
 
 def _longrope_attention(said: ConfigJson, original: int) -> float:
