@@ -76,7 +76,7 @@ class GgufTensor(msgspec.Struct, frozen=True):
 
 
 class Gguf(msgspec.Struct, frozen=True):
-    """What a model in GGUF says of itself.
+    """The headers of a model's GGUF files.
 
     Attributes:
         metadata: of the first shard.

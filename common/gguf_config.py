@@ -1,8 +1,8 @@
 """From a GGUF file's metadata to what config.json and generation_config.json of the same model would say.
 
 Keys are llama.cpp's (gguf-py/gguf/constants.py there), fields are transformers'. A key of the architecture that is
-unknown here, and is not nothing, would change what is computed: it is refused by name. Whoever calls this knows the
-file's name, and adds it to the errors.
+unknown here, and is not nothing, would change what is computed: it is refused by name. Errors name the key;
+`gguf_files` puts the file's name before them.
 """
 
 from math import isfinite, log

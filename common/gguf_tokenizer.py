@@ -5,7 +5,7 @@ words only as a name, `tokenizer.ggml.pre`. llama.cpp has the rule of each name 
 families that are served, as the models' own tokenizer.json have them. Another name is refused: ids by another rule
 would look like those of a model that answers badly.
 
-Whoever calls this knows the file's name, and adds it to the errors.
+Errors name the key; `gguf_files` puts the file's name before them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from math import isnan
 from typing import Any, NamedTuple
 
 from common.errors import CheckpointError
-from common.tokenizer_file import MAX_VOCAB_SIZE, SPACE
+from common.tokenizer_file import BYTE_FALLBACK, FUSE, MAX_VOCAB_SIZE, SPACE, STRIP, UNESCAPE
 
 MAX_PIECE_CHARS = 2**7  # of one of SentencePiece's pieces, which is cut at each; Llama 2's have up to 16
 MAX_CUTS = 2**20  # characters of all pieces; Llama 2's have 162,021
@@ -192,7 +192,11 @@ def _token_id(metadata: Mapping[str, Any], name: str, tokens: _Tokens) -> int | 
 
 
 def _adds(metadata: Mapping[str, Any], name: str) -> bool:
-    """Whether a special token is put before (`bos`) or after (`eos`) each text: as the file says, or the rule."""
+    """Tell whether texts begin with BOS, or end with EOS: the file says so, else the rule of its tokenizer does.
+
+    Args:
+        name: `bos` or `eos`.
+    """
     adds_bos = metadata.get("tokenizer.ggml.model") == "llama" or _rule(metadata).adds_bos
     return _flag(metadata, f"add_{name}_token", default=adds_bos and name == "bos")
 
@@ -280,15 +284,14 @@ def _sentence_piece(metadata: Mapping[str, Any], tokens: _Tokens) -> Json:
         raise CheckpointError(f"tokenizer.ggml.pre is {pre!r:.80}, and a model of the kind 'llama' has 'default'")
     has_prefix = _flag(metadata, "add_space_prefix", default=True)
     prepend = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
+    strip = [STRIP] if has_prefix else []
     escape = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    unescape = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     unknown = _token_id(metadata, "unknown", tokens)
     merges = _merges_by_score(tokens, _list(metadata, "scores", float, int))
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, escape]},
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "decoder": {"type": "Sequence", "decoders": [UNESCAPE, BYTE_FALLBACK, FUSE, *strip]},
         "model": _bpe(
             tokens.vocab(),
             merges,

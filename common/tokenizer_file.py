@@ -12,6 +12,11 @@ MAX_VOCAB_SIZE = 2**20  # tokens; models have up to 262,144, and several tables 
 MAX_TOKEN_CHARS = 2**12  # of one token, which may be the whole of a stream's event; 128 spaces are known
 MAX_STEPS = 64  # of a normalizer, or of a pre-tokenizer: each goes through the whole text; 8 are known
 SPACE = "\u2581"  # SentencePiece's character for it
+# Steps of a decoder of SentencePiece's pieces; the last one takes away the space that is put before each text.
+UNESCAPE = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+BYTE_FALLBACK = {"type": "ByteFallback"}
+FUSE = {"type": "Fuse"}
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 MAX_GROWTH = 16  # times as long as it was a text may be after all replacements; "▁" for a space is as long
 
 

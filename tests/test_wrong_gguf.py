@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.forked_commands import Call, ForkedCommands
-from tests.support.gguf_files import STRING, array_key, gguf_bytes, string_key, write_gguf
+from tests.support.gguf_files import SMALL_LLAMA, STRING, array_key, gguf_bytes, string_key, write_gguf
 from tests.support.plain_rights import needs_plain_rights
 from tests.test_wrong_paths import EXECUTOR, SCHEDULER, UP, free_port
 
@@ -26,12 +26,7 @@ COMMANDS = {
 }
 SLOW = ("up --model",)
 METADATA = {
-    "llama.block_count": 1,
-    "llama.context_length": 64,
-    "llama.embedding_length": 32,
-    "llama.feed_forward_length": 64,
-    "llama.attention.head_count": 2,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    **SMALL_LLAMA,
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "qwen2",
     "tokenizer.ggml.tokens": ["a", "b", "ab"],

@@ -69,7 +69,7 @@ def running(side: str, model: Path, llama_server: str) -> Iterator[tuple[subproc
 
 
 def is_ready(url: str) -> bool:
-    """Whether a service answers, and says that it is ready."""
+    """Ask a service whether it is ready; one that does not answer is not."""
     try:
         return httpx.get(f"{url}/health", timeout=2).status_code == httpx.codes.OK
     except httpx.HTTPError:
@@ -79,7 +79,7 @@ def is_ready(url: str) -> bool:
 def stream(url: str, prompt: str) -> tuple[float, float]:
     """Seconds until the first token of an answer, and from there to its last one."""
     body = {"model": "model", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
-    body |= {"ignore_eos": True, "cache_prompt": False}  # of llama.cpp; ours is told apart by prompts
+    body |= {"ignore_eos": True, "cache_prompt": False}  # the latter is llama.cpp's; we find no two prompts alike
     began = time.perf_counter()
     first = 0.0
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as response:

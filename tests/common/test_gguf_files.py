@@ -13,15 +13,10 @@ from common.errors import CheckpointError
 from common.model_reading import read_model_file, read_model_json
 from common.vocabulary import read_vocabulary
 from executor_svc.model.families import read_config
-from tests.support.gguf_files import gguf_bytes, string_key, write_gguf
+from tests.support.gguf_files import SMALL_LLAMA, gguf_bytes, string_key, write_gguf
 
 METADATA = {
-    "llama.block_count": 1,
-    "llama.context_length": 64,
-    "llama.embedding_length": 32,
-    "llama.feed_forward_length": 64,
-    "llama.attention.head_count": 2,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    **SMALL_LLAMA,
     "general.sampling.temp": 0.7,
 }
 TENSORS = {"token_embd.weight": (np.zeros((48, 32), np.float32), "F32"), "norm": (np.zeros(32, np.float32), "F32")}

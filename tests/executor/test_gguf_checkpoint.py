@@ -3,7 +3,6 @@
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -350,9 +349,8 @@ def test_beside_the_weights_there_is_less_than_a_matrix(checkpoint: Make, tmp_pa
 
     def watch() -> None:
         nonlocal peak
-        while not is_done.is_set():
+        while not is_done.wait(0.0005):
             peak = max(peak, anonymous_bytes())
-            time.sleep(0.0005)
 
     watcher = threading.Thread(target=watch)
     watcher.start()

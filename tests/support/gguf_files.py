@@ -22,6 +22,14 @@ SCALE_PLACES = {  # of the 16-bit floats in a block, in bytes
     "Q5_K": [0, 2],
     "Q6_K": [208],
 }
+SMALL_LLAMA = {
+    "llama.block_count": 1,
+    "llama.context_length": 64,
+    "llama.embedding_length": 32,
+    "llama.feed_forward_length": 64,
+    "llama.attention.head_count": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}
 Key = tuple[str | bytes, int, bytes]
 """A name, the number of a type, and the value's bytes."""
 Info = tuple[str | bytes, Iterable[int], int, int]

@@ -16,14 +16,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from common.errors import CheckpointError
-from common.tokenizer_file import SPACE
+from common.tokenizer_file import BYTE_FALLBACK, FUSE, SPACE, STRIP, UNESCAPE
 
 _INCREMENTAL_UTF8 = codecs.getincrementaldecoder("utf-8")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_UNESCAPE = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-_BYTES = {"type": "ByteFallback"}
-_FUSE = {"type": "Fuse"}
-_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class Decoding(NamedTuple):
@@ -92,11 +88,11 @@ def decoding_of(decoder: Mapping[str, Any]) -> Decoding:
     steps = decoder.get("decoders", [decoder])
     if [step.get("type") for step in steps] == ["ByteLevel"]:
         return Decoding()
-    has_bytes = _BYTES in steps
-    match [step for step in steps if step != _BYTES]:
-        case [first, second] if [first, second] == [_UNESCAPE, _FUSE]:
+    has_bytes = BYTE_FALLBACK in steps
+    match [step for step in steps if step != BYTE_FALLBACK]:
+        case [first, second] if [first, second] == [UNESCAPE, FUSE]:
             return Decoding(has_pieces=True, has_bytes=has_bytes)
-        case [first, second, third] if [first, second, third] == [_UNESCAPE, _FUSE, _STRIP]:
+        case [first, second, third] if [first, second, third] == [UNESCAPE, FUSE, STRIP]:
             return Decoding(has_pieces=True, has_bytes=has_bytes, drops_space=True)
         case [{"type": "Metaspace", "replacement": char, **options}] if char == SPACE:
             # Alone, the library's Metaspace leaves `<0x0A>` as it is, and drops all spaces of the first token.

@@ -1,4 +1,8 @@
-"""Sampling parameters of requests that name none."""
+"""Sampling parameters of requests that name none.
+
+They stand apart from the tokenizer, which has them: an option of the command line is checked by them, too, and does not
+import the libraries of a tokenizer for that.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

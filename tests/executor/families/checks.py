@@ -27,7 +27,8 @@ class FamilyChecks:
 
     Attributes:
         SHAPES: arguments of `make_checkpoint` by names: one for each way in which the family's models differ.
-        PLAIN: names of shapes that plain torch computes alone.
+        PLAIN: names of the shapes that have no kernels, so that plain torch computes them; tests with a `kernels_shape`
+            take the others.
         RANKS: of each shape that is cut, into how many parts.
     """
 
@@ -66,11 +67,9 @@ class FamilyChecks:
 
     @needs_cpp
     @pytest.mark.slow
-    def test_a_plan_may_be_cut_anywhere(self, checkpoint: Make, shape: dict[str, Any]) -> None:
+    def test_a_plan_may_be_cut_anywhere(self, checkpoint: Make, kernels_shape: dict[str, Any]) -> None:
         """The same tokens in any batch, and after any cut: what a failover computes again is what there was."""
-        folder = checkpoint(**shape, dtype=torch.bfloat16)
-        if shape in [self.SHAPES[name] for name in self.PLAIN]:
-            pytest.skip("plain torch may round a row otherwise beside other rows")
+        folder = checkpoint(**kernels_shape, dtype=torch.bfloat16)
         rng = random.Random(1)
         prompts = [rng.choices(range(VOCAB_SIZE), k=length) for length in (1, 5, 16, 33, 60)]
         for options in ({}, {"quantization": "int8"}):
@@ -80,10 +79,8 @@ class FamilyChecks:
             assert [Driver(runner, limits).generate([prompt], NEW_TOKENS)[0] for prompt in prompts] == whole
 
     @needs_cpp
-    def test_int8_is_close_to_float32(self, checkpoint: Make, shape: dict[str, Any]) -> None:
-        if shape in [self.SHAPES[name] for name in self.PLAIN]:
-            pytest.skip("int8 takes C++ kernels")
-        folder = checkpoint(**shape, dtype=torch.bfloat16)
+    def test_int8_is_close_to_float32(self, checkpoint: Make, kernels_shape: dict[str, Any]) -> None:
+        folder = checkpoint(**kernels_shape, dtype=torch.bfloat16)
         tokens = drawn_tokens()
         exact = reference_logits(folder, tokens, torch.float32)
         error = teacher_forced(folder, tokens, dtype="bfloat16", quantization="int8") - exact

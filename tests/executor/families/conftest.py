@@ -9,8 +9,11 @@ import pytest
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "shape" in metafunc.fixturenames:
-        metafunc.parametrize("shape", metafunc.cls.SHAPES.values(), ids=metafunc.cls.SHAPES)
+    shapes = getattr(metafunc.cls, "SHAPES", {})
+    kept = {"shape": shapes, "kernels_shape": {name: shapes[name] for name in shapes if name not in metafunc.cls.PLAIN}}
+    for fixture, of_names in kept.items():
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, of_names.values(), ids=of_names)
 
 
 @pytest.fixture
