@@ -30,6 +30,7 @@ class FrontendHello(Message, frozen=True, tag="hello"):
 
 
 Tokens = Annotated[int, Meta(ge=0, le=2**53)]
+Weight = Annotated[float, Meta(ge=0.01, le=100.0)]
 
 
 class Charge(Message, frozen=True):
@@ -65,7 +66,7 @@ class Submit(Message, frozen=True, tag="submit"):
         priority: lower values go earlier: each step is worth a place in the queue some sequences further ahead.
         timeout_s: seconds after which what has not ended ends with an error (`deadline_exceeded`); None for never.
         client: id of the API key it came with, empty without keys.
-        client_limit: requests that this client may have open at once, 0 for no limit (`too_many_requests` beyond).
+        client_limit: sequences that this client may have open at once, 0 for no limit (`too_many_requests` beyond).
         context: what the frontend that answers it needs to know (format, stop strings); the core only keeps it, for
             `Attached`.
         is_resumable: whether its client may come back for it when the connection breaks, or the scheduler restarts.
@@ -74,6 +75,9 @@ class Submit(Message, frozen=True, tag="submit"):
         client_name: of the API key, for people.
         charge: what its HTTP request is counted as; None if it is not the first prompt of that. Its frontend sends the
             other prompts once this one is accepted.
+        weight: of its client's share, where clients compete: one of weight 2 gets twice what one of weight 1 does.
+        address: network that it came from, where there are no keys: who shares it shares one share. Only the core's
+            memory has it, as a keyed hash.
     """
 
     request_id: RequestId
@@ -91,6 +95,8 @@ class Submit(Message, frozen=True, tag="submit"):
     may_shorten: bool = False
     client_name: ClientName = ""
     charge: Charge | None = None
+    weight: Weight = 1.0
+    address: Annotated[str, Meta(max_length=64)] = ""
 
     @property
     def most_tokens(self) -> int:
