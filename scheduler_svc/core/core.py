@@ -28,7 +28,7 @@ from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
 from scheduler_svc.core.requests import log_lines
 from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
-from scheduler_svc.core.requests.journal_records import LifeRecord, RequestRecord
+from scheduler_svc.core.requests.journal_records import LifeRecord, RequestRecord, SharesRecord
 from scheduler_svc.core.requests.request_manager import NO_LIFE, RequestManager
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
@@ -170,9 +170,15 @@ class Core:
 
     # --- the journal ---
 
-    def restore(self, records: list[RequestRecord], now: float, life: LifeRecord = NO_LIFE) -> list[Action]:
+    def restore(
+        self,
+        records: list[RequestRecord],
+        now: float,
+        life: LifeRecord = NO_LIFE,
+        shares: SharesRecord = SharesRecord(),
+    ) -> list[Action]:
         """Take up the requests of an earlier life, and what it knew beside them."""
-        return self.requests.restore(records, now, life)
+        return self.requests.restore(records, now, life, shares)
 
     def new_journal(self, now: float) -> JournalBatch:
         """The first of the batches that a life begins its journal with, in place of all that was written before."""

@@ -3,12 +3,12 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from common.constraints import constraint_arrays
 from common.messages import MAX_PRIORITY, FinishReason, SamplingParams, Submit
 from common.wire import IntArray
 
-PLACES_A_PRIORITY = 64
 NO_POSITION = 2**31 - 1  # behind every position
 
 
@@ -23,6 +23,29 @@ class State(Enum):
     RUNNING = "running"
     COMPLETING = "completing"
     FINISHED = "finished"
+
+
+class Share(NamedTuple):
+    """Where a request stands among those of all clients (`scheduling/fair_shares.py`).
+
+    Attributes:
+        account: name of its client's account; empty for a request that is a client of its own.
+        weight: of the client.
+        cost: tokens that each of its sequences is expected to take.
+        start: virtual time at which its first sequence starts.
+        place: of that one in the order of service: the start, moved by the priority. Lower ones go first.
+    """
+
+    account: str = ""
+    weight: float = 1.0
+    cost: float = 0.0
+    start: float = 0.0
+    place: int = 0
+
+    @property
+    def step(self) -> float:
+        """How much later each sequence starts than the one before."""
+        return self.cost / self.weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +139,10 @@ class Sequence:
 
     Attributes:
         request_id, index: which request it belongs to, and which of its n answers it is.
-        client: who asked for it, by the id of its key; the request's id where there are no keys.
+        client: who asked for it: the name of its account, or the request's id if it has none.
         arrival: place in the order of arrival, which no two sequences share, not even in two lives of the scheduler.
-        place: place in the order of service, fixed when the request was accepted (`place_of`).
+        share, place: where its request stands among those of all clients, and its own place in the order of service:
+            fixed when the request was accepted.
         tokens: int32 array, prompt first. All known tokens while it waits and once it has ended; while it runs,
             those known when it was admitted.
         num_prompt: how many of them are the prompt.
@@ -165,6 +189,7 @@ class Sequence:
     params: SamplingParams
     cache_salt: str = ""
     client: str = ""
+    share: Share = Share()
     place: int = 0
     may_shorten: bool = False
     yields: bool = False
@@ -196,6 +221,17 @@ class Sequence:
     def num_output(self) -> int:
         """Tokens generated, as far as `tokens` has them."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def start(self) -> float:
+        """Virtual time at which it starts."""
+        return self.share.start + self.index * self.share.step
+
+    @property
+    def num_served(self) -> int:
+        """Tokens that had to be computed for it, once it has ended; what was computed again does not count."""
+        num_cached = self.num_cached_prompt
+        return 0 if num_cached is None else self.num_prompt - num_cached + self.num_output
 
     @property
     def has_answer(self) -> bool:
@@ -280,15 +316,6 @@ class Sequence:
         return self.place, self.arrival
 
 
-def place_of(arrival: int, priority: int) -> int:
-    """The place of a request in the order of service: where it would be had it arrived so much earlier or later.
-
-    A step of priority is worth PLACES_A_PRIORITY sequences. So however many requests of a higher priority come, one
-    that waits is overtaken by a bounded number of them, and then is first.
-    """
-    return arrival + priority * PLACES_A_PRIORITY
-
-
 def largest_token(submit: Submit, prompt: IntArray) -> int:
     """The largest token id that a request names, in its prompt, its constraints or its `pooled_token_ids`. Raises
     WireError if the constraints are malformed."""
@@ -298,7 +325,7 @@ def largest_token(submit: Submit, prompt: IntArray) -> int:
 
 
 def new_sequences(
-    submit: Submit, prompt: IntArray, largest: int, arrival: int, deadline: float | None, place: int | None = None
+    submit: Submit, prompt: IntArray, largest: int, arrival: int, deadline: float | None, share: Share = Share()
 ) -> list[Sequence]:
     """The n sequences of a request; number i draws with `seed + i`.
 
@@ -307,9 +334,8 @@ def new_sequences(
         largest: the largest token id that it names (`largest_token`).
         arrival: of the first; the others follow it.
         deadline: of all of them.
-        place: of the first, if it was fixed in an earlier life.
+        share: of the request.
     """
-    first_place = place_of(arrival, submit.priority) if place is None else place
     return [
         Sequence(
             request_id=submit.request_id,
@@ -320,8 +346,9 @@ def new_sequences(
             largest_token=largest,
             params=submit.params,
             cache_salt=submit.cache_salt,
-            client=submit.client or submit.request_id,
-            place=first_place + i,
+            client=share.account or submit.request_id,
+            share=share,
+            place=share.place + int(i * share.step),
             may_shorten=submit.may_shorten and submit.params.pooling == "none",
             yields=submit.priority == MAX_PRIORITY,
             deadline=deadline,

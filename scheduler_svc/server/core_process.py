@@ -167,7 +167,7 @@ class CoreProcess:
         if legacy.num_too_old:
             ages = {"age_s": loaded.age_s, "limit_s": RESUME_WITHIN_S}
             log.warning("requests of the journal are too old", requests=legacy.num_too_old, **ages)
-        self._event_loop.carry_out(self.core.restore(legacy.requests, now, legacy.life))
+        self._event_loop.carry_out(self.core.restore(legacy.requests, now, legacy.life, legacy.shares))
         journal.start()
         self._poller.register(journal.fileno(), zmq.POLLIN)
         journal.write(self.core.new_journal(now))

@@ -54,6 +54,11 @@ class RunningSequences:
         return map(self.lanes.sequence, reversed(self.order))
 
     @property
+    def first(self) -> Sequence:
+        """The first in rank; there must be one."""
+        return self.lanes.sequence(self.order[0])
+
+    @property
     def has_free_lane(self) -> bool:
         """Whether another sequence could hold a lane."""
         return self.lanes.has_free

@@ -23,7 +23,7 @@ from common import messages as m
 from scheduler_svc.core.requests.record_frames import frame
 from scheduler_svc.core.step_output import PromptLogprobs, SequenceEnd, StepOutput
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
@@ -106,6 +106,7 @@ class SubmitRecord(Record, frozen=True):
     is_resumable: bool = False
     may_shorten: bool = False
     client_name: str = ""  # without one, `client` is a name: earlier releases knew no ids
+    weight: float = 1.0
 
     @classmethod
     def of(cls, submit: m.Submit) -> "SubmitRecord":
@@ -194,6 +195,8 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
         place: of its first sequence in the order of service; what is fixed at the acceptance stays fixed, whatever a
             later release thinks a priority is worth.
         tokenizer: hash of the tokenizer that its token ids are of (`common/vocabulary.py`); empty if it is not known.
+        start, cost: as in `Share`. Without a start, places are of an earlier release, which counted sequences instead
+            of tokens.
     """
 
     arrival: int
@@ -203,6 +206,8 @@ class RequestRecord(Record, frozen=True, tag="accepted"):
     fits: bool = False
     place: int | None = None
     tokenizer: str = ""
+    start: float | None = None
+    cost: float = 1.0
 
     @property
     def has_ended(self) -> bool:
@@ -293,6 +298,36 @@ class EndRecord(Record, frozen=True, tag="ended"):
         return cls(sequence.arrival, sequence.num_cached_prompt, ending, sequence.num_output, sequence.num_covered)
 
 
+class AccountRecord(Record, frozen=True):
+    """What one client has asked for: the fields of `SavedAccount`, which says what they mean."""
+
+    client: str
+    yields: bool
+    finish: float
+    mean_output: float
+    num_answers: int
+
+
+class SharesRecord(Record, frozen=True, tag="shares"):
+    """How clients share the executors.
+
+    Attributes:
+        virtual_time, mean_cost: as `FairShares` has them.
+        accounts: those that have changed since the record before, or all.
+        is_whole: whether they are all.
+    """
+
+    virtual_time: float = 0.0
+    mean_cost: float = 0.0
+    accounts: tuple[AccountRecord, ...] = ()
+    is_whole: bool = True
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes of the journal it takes."""
+        return sum(len(account.client) + 32 for account in self.accounts)
+
+
 class ExecutorRecord(Record, frozen=True):
     """What an executor can hold: its name, and the fields of `Capacity`, which says what they mean."""
 
@@ -322,7 +357,7 @@ class LifeRecord(Record, frozen=True, tag="life"):
         return sum(len(executor.name) + 32 for executor in self.executors or ())
 
 
-AnyRecord = RequestRecord | StepRecord | PromptRecord | EndRecord | LifeRecord
+AnyRecord = RequestRecord | StepRecord | PromptRecord | EndRecord | LifeRecord | SharesRecord
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -332,6 +367,7 @@ def version_of(record: AnyRecord) -> int:
     if isinstance(record, RequestRecord):
         asked = record.submit.params
         needs = (
+            (7, record.start is not None),
             (6, any(told.has_ranks for told in record.progress)),
             (5, record.submit.client_name),
             (4, asked.pooling != "none"),
@@ -339,6 +375,8 @@ def version_of(record: AnyRecord) -> int:
             (2, asked.logprobs or asked.constraints is not None),
         )
         return next((version for version, is_needed in needs if is_needed), 1)
+    if isinstance(record, SharesRecord):
+        return 7
     if isinstance(record, StepRecord):
         return 2 if record.logprob_counts else 1
     if isinstance(record, PromptRecord):

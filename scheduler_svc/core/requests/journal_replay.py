@@ -23,6 +23,7 @@ from scheduler_svc.core.requests.journal_records import (
     Progress,
     PromptRecord,
     RequestRecord,
+    SharesRecord,
     StepRecord,
     SubmitRecord,
     have_ranks,
@@ -39,12 +40,14 @@ class Contents:
     Attributes:
         requests: as the journal left them, in the order of their arrival; where an id was used again, the newest.
         life: the last LifeRecord; of no crashes and no executors without one.
+        shares: of all clients, as the last SharesRecords tell them.
         num_damaged: records that could not be read.
         cut: ids of the requests that lost tokens or an end by that; those that were lost whole have no name any more.
     """
 
     requests: list[RequestRecord]
     life: LifeRecord
+    shares: SharesRecord
     num_damaged: int
     cut: list[str]
 
@@ -177,7 +180,7 @@ def read_batches(payloads: list[bytes]) -> Contents:
     """What the batches of a journal say, in their order."""
     requests: dict[int, RequestRecord] = {}
     stories: dict[int, _Story] = {}
-    life, num_damaged = LifeRecord(0), 0
+    life, shares, num_damaged = LifeRecord(0), SharesRecord(), 0
     for payload in payloads:
         for record in _decode(payload):
             match record:
@@ -195,12 +198,22 @@ def read_batches(payloads: list[bytes]) -> Contents:
                         story.end(record)
                 case LifeRecord():
                     life = record
+                case SharesRecord():
+                    shares = _merged(shares, record)
                 case None:
                     num_damaged += 1
     newest = {request.submit.request_id: arrival for arrival, request in sorted(requests.items())}
     kept = [requests[arrival] for arrival in sorted(newest.values())]
     cut = [r.submit.request_id for r in kept if any(stories[r.arrival + i].is_cut for i in range(len(r.progress)))]
-    return Contents([_with_progress(request, stories) for request in kept], life, num_damaged, cut)
+    return Contents([_with_progress(request, stories) for request in kept], life, shares, num_damaged, cut)
+
+
+def _merged(before: SharesRecord, record: SharesRecord) -> SharesRecord:
+    """What two records say, one after the other."""
+    known = {} if record.is_whole else {(account.client, account.yields): account for account in before.accounts}
+    known |= {(account.client, account.yields): account for account in record.accounts}
+    virtual_time = max(before.virtual_time, record.virtual_time)
+    return SharesRecord(virtual_time, record.mean_cost, tuple(known.values()))
 
 
 def _with_progress(request: RequestRecord, stories: dict[int, _Story]) -> RequestRecord:

@@ -3,14 +3,14 @@
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-from scheduler_svc.core.requests.journal_records import AnyRecord, LifeRecord, RequestRecord
+from scheduler_svc.core.requests.journal_records import AnyRecord, LifeRecord, RequestRecord, SharesRecord
 
-LIFE = ""  # in place of a request's id: the LifeRecord
-LIFE_KEEPS = 64  # batches that are kept for nothing else, until it is written again
+LIFE, SHARES = "", " "  # in place of a request's id: the LifeRecord, and the SharesRecord of all accounts
+LIFE_KEEPS = 64  # batches that are kept for nothing else, until they are written again
 
 
 class _Row(NamedTuple):
-    """Where the last RequestRecord of a request stands, or the last LifeRecord, and about how long it is."""
+    """Where the last RequestRecord of a request stands, or one of the other two, and about how long it is."""
 
     number: int
     num_bytes: int
@@ -34,29 +34,34 @@ class LogLength:
     @property
     def has_requests(self) -> bool:
         """Whether a request in the log is still needed."""
-        return len(self._rows) > (LIFE in self._rows)
+        return len(self._rows) > (LIFE in self._rows) + (SHARES in self._rows)
 
     @property
     def overgrown(self) -> str | None:
-        """The request whose RequestRecord is oldest, or LIFE, if the log is too long."""
-        rows = iter(self._rows.items())
-        oldest, row = next(rows, (None, None))
-        if oldest == LIFE and row is not None:
-            _, following = next(rows, ("", None))
-            needed_from = self._number if following is None else following.number
+        """The request whose RequestRecord is oldest, or LIFE or SHARES, if the log is too long."""
+        oldest, row = next(iter(self._rows.items()), (None, None))
+        if oldest in (LIFE, SHARES) and row is not None:
+            needed_from = next((r.number for name, r in self._rows.items() if name not in (LIFE, SHARES)), self._number)
             if needed_from - row.number > LIFE_KEEPS:
-                return LIFE
+                return oldest
         is_long = self._num_bytes > max(self._max_bytes, 4 * self._live_bytes)
         return oldest if is_long else None
 
     def add(self, number: int, records: list[AnyRecord], num_bytes: int) -> int:
         """A batch with these records is handed over. Returns the number of the first batch that is needed."""
         for record in records:
-            if isinstance(record, (RequestRecord, LifeRecord)):
-                name = record.submit.request_id if isinstance(record, RequestRecord) else LIFE
-                self.forget(name)
-                self._rows[name] = _Row(number, record.num_bytes)
-                self._live_bytes += record.num_bytes
+            match record:
+                case RequestRecord():
+                    name = record.submit.request_id
+                case LifeRecord():
+                    name = LIFE
+                case SharesRecord(is_whole=True):
+                    name = SHARES
+                case _:
+                    continue
+            self.forget(name)
+            self._rows[name] = _Row(number, record.num_bytes)
+            self._live_bytes += record.num_bytes
         self._number = number
         keep_from = next((row.number for row in self._rows.values()), number)
         self._sizes.append((number, num_bytes))

@@ -10,11 +10,18 @@ from common.messages import Task
 from common.vocabulary import Vocabulary
 from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import Capacity
-from scheduler_svc.core.requests.journal_records import Ending, ExecutorRecord, LifeRecord, Progress, RequestRecord
+from scheduler_svc.core.requests.journal_records import (
+    Ending,
+    ExecutorRecord,
+    LifeRecord,
+    Progress,
+    RequestRecord,
+    SharesRecord,
+)
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.request_table import Request
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import Earlier, Generated, largest_token, new_sequences
+from scheduler_svc.core.sequence import Earlier, Generated, Share, largest_token, new_sequences
 
 MAX_CRASHES = 3  # of the core in a row, with the same open requests: then one of them is why, and they are ended
 SURVIVED_AFTER_S = 60.0
@@ -53,6 +60,7 @@ class Legacy:
     Attributes:
         requests: those that are not too old, and `num_too_old` the number of those that are.
         life: what it knows beside requests.
+        shares: what clients have asked for.
         damage: what is wrong with the journal; empty if nothing is.
         num_damaged, cut: records that could not be read, and ids of requests that lost tokens or an end by that.
     """
@@ -60,6 +68,7 @@ class Legacy:
     requests: list[RequestRecord]
     num_too_old: int
     life: LifeRecord
+    shares: SharesRecord
     damage: str
     num_damaged: int
     cut: list[str]
@@ -73,7 +82,7 @@ class Legacy:
             damage = damage or "records are damaged"
         is_too_old = loaded.age_s > RESUME_WITHIN_S
         kept, too_old = ([], contents.requests) if is_too_old else (contents.requests, [])
-        return cls(kept, len(too_old), contents.life, damage, contents.num_damaged, contents.cut)
+        return cls(kept, len(too_old), contents.life, contents.shares, damage, contents.num_damaged, contents.cut)
 
 
 class CrashCount:
@@ -128,7 +137,10 @@ def restored(record: RequestRecord, scheduler: Scheduler, wall_offset_s: float) 
         )
         for told in progress
     ]
-    sequences = scheduler.restore(submit, record.arrival, earlier, deadline, place=record.place)
+    place = record.arrival if record.place is None else record.place
+    start = place if record.start is None else record.start
+    share = Share(submit.client, submit.weight, record.cost, start, place)
+    sequences = scheduler.restore(submit, record.arrival, earlier, deadline, share)
     endings = [told.ending for told in progress]
     return Request(submit, sequences, accepted_at, None, endings=endings, tokenizer=record.tokenizer)
 

@@ -27,14 +27,16 @@ from scheduler_svc.core.requests.group_commit import (
     JournalState,
 )
 from scheduler_svc.core.requests.journal_records import (
+    AccountRecord,
     AnyRecord,
     EndRecord,
     LifeRecord,
     Progress,
     RequestRecord,
+    SharesRecord,
     step_records,
 )
-from scheduler_svc.core.requests.log_length import LIFE
+from scheduler_svc.core.requests.log_length import LIFE, SHARES
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.recovery import (
     KEY_REVOKED,
@@ -48,11 +50,13 @@ from scheduler_svc.core.requests.recovery import (
 from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, can_return
+from scheduler_svc.core.scheduling.fair_shares import SavedAccount
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 RECONNECT_GRACE_S = 30.0
 LIFE_EVERY_S = 0.1
+SHARES_EVERY_S = 1.0
 MAX_TOLD_AT_ONCE = 128  # announcements: what more are released together is told as a chore
 NO_LIFE = LifeRecord(0)
 AT_RISK = "requests accepted from now on would not survive the scheduler"
@@ -106,6 +110,9 @@ class RequestManager:
         self._crash_count = CrashCount()
         self._life_noted: LifeRecord | None = NO_LIFE  # None: it has to be noted again
         self._life_due = float("-inf")
+        self._shares = scheduler.sequences.shares
+        self._shares_due = float("-inf")
+        self._are_shares_whole = False  # whether the journal has all accounts
         self._revoked: deque[str] = deque()  # clients that may still have requests in the table
         self._gone: deque[Peer] = deque()  # frontends that still have requests in the table
         self._untold: deque[Announcement] = deque()
@@ -125,7 +132,8 @@ class RequestManager:
             sequences = self._scheduler.add(asked, now)
         except RequestRejected as refusal:
             return self._refuse(peer, submit, refusal, now)
-        submit = msgspec.structs.replace(asked, params=sequences[0].params)  # a default max_tokens may have been cut
+        # A default max_tokens may have been cut, and nobody is to know any more where the request came from.
+        submit = msgspec.structs.replace(asked, params=sequences[0].params, address="")
         self._accounts.pay(submit, now)
         self._accounts.settle(submit, asked.most_tokens - submit.most_tokens, 0, now)
         self._counters.request_taken(submit)
@@ -258,6 +266,8 @@ class RequestManager:
         overgrown = self.group_commit.overgrown()
         if self._crash_count.survived(now) or overgrown == LIFE:
             self._life_noted, self._life_due = None, now
+        if overgrown == SHARES:
+            self._are_shares_whole, self._shares_due = False, now
         if overgrown is not None and (request := self.table.find(overgrown)) is not None:
             self._note([self._record(request)], [], now)
         was_ok = self.group_commit.state is JournalState.OK
@@ -274,7 +284,13 @@ class RequestManager:
 
     # --- the journal ---
 
-    def restore(self, records: list[RequestRecord], now: float, life: LifeRecord = NO_LIFE) -> list[Action]:
+    def restore(
+        self,
+        records: list[RequestRecord],
+        now: float,
+        life: LifeRecord = NO_LIFE,
+        shares: SharesRecord = SharesRecord(),
+    ) -> list[Action]:
         """Take up the requests of an earlier life, which wait for their clients. A journal of an earlier release has
         some whose clients cannot come back: these are dropped.
 
@@ -282,6 +298,8 @@ class RequestManager:
             life: what was known beside requests. After `MAX_CRASHES` the open requests are ended, because one of them
                 would bring the fault about again.
         """
+        saved = (SavedAccount(*msgspec.structs.astuple(account)) for account in shares.accounts)
+        self._shares.restore(shares.virtual_time, shares.mean_cost, saved)
         self._scheduler.remember(remembered(life, records), cast("tuple[m.Task, ...]", life.tasks))
         records = [record for record in records if can_return(record.submit)]
         records, given_up = self._crash_count.begin(life.crashes, records, now)
@@ -314,6 +332,7 @@ class RequestManager:
         if self.group_commit.may_begin_anew(now):
             return self.new_journal(now)
         self._note_life(now)
+        self._note_shares(now)
         return self.group_commit.next_batch(now)
 
     def new_journal(self, now: float) -> JournalBatch:
@@ -386,6 +405,7 @@ class RequestManager:
                 request.is_journaled = True
                 yield self._record(request)
         yield self._life(now)
+        yield self._shares_record(now, is_whole=True)
 
     def _life(self, now: float) -> LifeRecord:
         """What the next life is to know beside requests."""
@@ -400,6 +420,19 @@ class RequestManager:
             before = self._life_noted
             if (life := self._life(now)) != before:
                 self._note([life], [], now)
+
+    def _shares_record(self, now: float, *, is_whole: bool) -> SharesRecord:
+        self._shares_due, self._are_shares_whole = now + SHARES_EVERY_S, True
+        accounts = self._shares.saved(is_whole=is_whole)
+        records = tuple(AccountRecord(*account) for account in accounts)
+        return SharesRecord(self._shares.virtual_time, self._shares.cost.value, records, is_whole)
+
+    def _note_shares(self, now: float) -> None:
+        """Note in the journal what clients have asked for, once a second at most, if requests of keys have come."""
+        if now >= self._shares_due and self.group_commit.is_recording:
+            record = self._shares_record(now, is_whole=not self._are_shares_whole)
+            if record.accounts:
+                self._note([record], [], now)
 
     def _leave_alone(self, request: Request, now: float) -> list[Action]:
         """A request has lost its reader: cancel it when the grace is over, or now if there is none."""

@@ -84,7 +84,9 @@ class Request:
         first, accepted_at = self.sequences[0], self.accepted_at + wall_offset_s
         progress = self.progress(output_of)
         submit = SubmitRecord.of(self.submit)
-        return RequestRecord(first.arrival, accepted_at, submit, progress, True, first.place, self.tokenizer)
+        share = first.share
+        places = (share.place, self.tokenizer, share.start, share.cost)
+        return RequestRecord(first.arrival, accepted_at, submit, progress, True, *places)
 
 
 class RequestTable:

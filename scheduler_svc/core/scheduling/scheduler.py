@@ -25,7 +25,7 @@ from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
 from scheduler_svc.core.scheduling.yielding import sitting_out
-from scheduler_svc.core.sequence import NO_POSITION, Earlier, Generated, Sequence, State
+from scheduler_svc.core.sequence import NO_POSITION, Earlier, Generated, Sequence, Share, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 
@@ -242,7 +242,7 @@ class Scheduler:
         return self.sequences.add(submit, now)
 
     def restore(
-        self, submit: Submit, arrival: int, earlier: Iterable[Earlier], deadline: float | None, place: int | None = None
+        self, submit: Submit, arrival: int, earlier: Iterable[Earlier], deadline: float | None, share: Share = Share()
     ) -> list[Sequence]:
         """Take a request up again that an earlier life of the scheduler had accepted; its place is its old one.
 
@@ -250,14 +250,14 @@ class Scheduler:
             arrival: of its first sequence then. What is added later comes after it.
             earlier: what each sequence had.
             deadline: of all of them.
-            place: of its first sequence then.
+            share: of the request then.
 
         Returns:
             All of them; those that had ended are over.
         """
         self.stats.restored += 1
         had = list(earlier)
-        sequences = self.sequences.restore(submit, arrival, had, deadline, place)
+        sequences = self.sequences.restore(submit, arrival, had, deadline, share)
         for sequence, before in zip(sequences, had, strict=True):
             if before.ended is not None:
                 self._learn(sequence, before.ended)

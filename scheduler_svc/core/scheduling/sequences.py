@@ -15,13 +15,14 @@ from scheduler_svc.core.executor.capacity import Capacities, Capacity, capacity
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.arrivals import checked_prompt, with_max_tokens
 from scheduler_svc.core.scheduling.deadlines import Deadlines
+from scheduler_svc.core.scheduling.fair_shares import FairShares
 from scheduler_svc.core.scheduling.needs import Needs, able_executors, kinds_of
 from scheduler_svc.core.scheduling.pools import Pools
 from scheduler_svc.core.scheduling.queue_pace import QueuePace
 from scheduler_svc.core.scheduling.stats import Move, Moves, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import MAX_STRIKES, Suspects, is_suspect
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
-from scheduler_svc.core.sequence import Doubt, Earlier, Lateness, Sequence, State, largest_token, new_sequences
+from scheduler_svc.core.sequence import Doubt, Earlier, Lateness, Sequence, Share, State, largest_token, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 
 MAX_LATE_PAUSE = 32  # plans: half a second of steps of 16 ms; a mask that takes ten times as long costs few starts
@@ -39,6 +40,7 @@ class Sequences:
     Attributes:
         executors: by epoch.
         waiting: sequences that hold no lane; for reading.
+        shares: the accounts of clients.
         suspects: sequences with strikes.
         capacities: what the fleet can hold; for reading.
         pools: those that wait for an executor.
@@ -59,6 +61,7 @@ class Sequences:
         self.executors: dict[int, ExecutorState] = {}
         self.capacities = Capacities(pool_grace_s, task_grace_s)
         self.waiting = WaitingQueue(grammars)
+        self.shares = FairShares()
         self.suspects = Suspects()
         self.pools = Pools()
         self.in_doubt: dict[Sequence, None] = {}
@@ -91,6 +94,8 @@ class Sequences:
         if submit.may_shorten:
             submit = with_max_tokens(submit, self.capacities.default_max_tokens(submit.params, len(prompt)))
         deadline = None if submit.timeout_s is None else now + submit.timeout_s
+        self._advance()
+        share = self.shares.share_for(submit)
         one = new_sequences(msgspec.structs.replace(submit, n=1), prompt, largest, self._arrivals, deadline)[0]
         if (refusal := self.capacities.refusal(one, now)) is not None:  # before n copies of the prompt are made
             raise refusal
@@ -99,7 +104,7 @@ class Sequences:
             message = f"{num_waiting} sequences are waiting, the limit is {self._max_waiting}"
             retry_after_s = pace.retry_after_s(submit.n, num_waiting, self._max_waiting, self._now)
             raise RequestRejected(message, "queue_full", retry_after_s)
-        sequences = new_sequences(submit, prompt, largest, self._arrivals, deadline)
+        sequences = new_sequences(submit, prompt, largest, self._arrivals, deadline, share)
         self._arrivals += submit.n
         for sequence in sequences:
             self._enter(sequence)
@@ -108,12 +113,12 @@ class Sequences:
         return sequences
 
     def restore(
-        self, submit: Submit, arrival: int, earlier: Iterable[Earlier], deadline: float | None, place: int | None
+        self, submit: Submit, arrival: int, earlier: Iterable[Earlier], deadline: float | None, share: Share
     ) -> list[Sequence]:
         """See `Scheduler.restore`."""
         prompt = int32_array("prompt", submit.prompt)
         largest = largest_token(submit, prompt)
-        sequences = new_sequences(submit, prompt, largest, arrival, deadline, place)
+        sequences = new_sequences(submit, prompt, largest, arrival, deadline, share)
         self._arrivals = max(self._arrivals, arrival + submit.n)
         for sequence, had in zip(sequences, earlier, strict=True):
             sequence.take_up(had)
@@ -226,6 +231,7 @@ class Sequences:
     def expire(self, now: float) -> Iterator[list[SequenceEnd]]:
         """See `Scheduler.expire`."""
         self.tick(now)
+        self._advance()
         self.pools.expire(now)
         self._stop_awaiting()
         self.regroup()
@@ -301,6 +307,7 @@ class Sequences:
         sequence.state = State.FINISHED
         self.suspects.forget(sequence)
         self.settle(sequence)
+        self.shares.ended(sequence, is_whole=reason != "error")
         del self._open[sequence]
         return SequenceEnd(sequence, reason, error, code)
 
@@ -319,8 +326,16 @@ class Sequences:
 
     def _enter(self, sequence: Sequence) -> None:
         self._open[sequence] = None
+        self.shares.opened(sequence)
         self._join_queue(sequence)
         self._deadlines.watch(sequence)
+
+    def _advance(self) -> None:
+        """Move the virtual time to the start of the first in rank that runs or, while none runs, that waits."""
+        heads = [executor.running.first for executor in self.executors.values() if len(executor.running)]
+        first = min(heads, key=lambda sequence: sequence.rank) if heads else next(iter(self.waiting), None)
+        if first is not None:
+            self.shares.advance(first.start)
 
     def _join_queue(self, sequence: Sequence) -> None:
         self.waiting.add(sequence, self._now)
