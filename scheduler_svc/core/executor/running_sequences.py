@@ -10,7 +10,7 @@ from common.wire import IntArray
 from scheduler_svc.core.executor.block_manager import Accept, BlockManager
 from scheduler_svc.core.executor.block_table import BlockTable, Grant
 from scheduler_svc.core.executor.lanes import LanePhase, Lanes
-from scheduler_svc.core.executor.memory_forecast import Forecast, Growing, LengthHistory
+from scheduler_svc.core.executor.memory_forecast import Forecast, Growing
 from scheduler_svc.core.executor.plan_builder import DecodeRows, PromptRow
 from scheduler_svc.core.sequence import Sequence, State
 
@@ -147,7 +147,7 @@ class RunningSequences:
         grant = self._blocks.reserve(table, raw, computed, budget, wanted_from=wanted_from)
         return None if grant is None else self._prompt_row(sequence, raw, grant, wanted_from)
 
-    def forecast(self, history: LengthHistory) -> Forecast:
+    def forecast(self) -> Forecast:
         """What memory they will take."""
         lanes, held = self.lanes, np.array(self.order, np.int32)
         lengths = (lanes.known[held] + lanes.inflight[held]).astype(np.float64)
@@ -155,11 +155,10 @@ class RunningSequences:
         num_saved = int(lanes.room[held].sum()) - (self._blocks.num_blocks - self._blocks.num_free) * self._block_size
         growing = Growing(
             sizes=lengths - num_saved / max(1, len(held)),
-            outputs=lengths - lanes.num_prompt[held],
             remaining=np.maximum(1, lanes.limit[held] - lengths),  # of a pooled sequence none is left
             can_stop=lanes.stops[held, 0] >= 0,
         )
-        return Forecast(growing, history, self._block_size)
+        return Forecast(growing, self._block_size)
 
     def publish(self) -> bool:
         """Enter full blocks of known tokens into the prefix cache; those of decoded tokens come here only.

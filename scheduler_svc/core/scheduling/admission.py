@@ -7,7 +7,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Lists
 
 from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
-from scheduler_svc.core.executor.memory_forecast import Forecast, LengthHistory
+from scheduler_svc.core.executor.memory_forecast import Forecast
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.scheduling.placement import PlacementRule, Room
 from scheduler_svc.core.scheduling.plan_budget import PlanBudget
@@ -27,7 +27,6 @@ class Admission:
 
     Args:
         sequences: which wait, and which run where.
-        history: how long answers were.
         stats: where it counts what it does.
         placement: which executor a waiting sequence is for.
         look_ahead: whether admission asks what memory running sequences will still take, and not only what is free.
@@ -36,14 +35,12 @@ class Admission:
     def __init__(
         self,
         sequences: Sequences,
-        history: LengthHistory,
         stats: SchedulerStats,
         placement: PlacementRule,
         *,
         look_ahead: bool,
     ) -> None:
         self._sequences = sequences
-        self._history = history
         self._stats = stats
         self._placement = placement
         self._look_ahead = look_ahead
@@ -161,7 +158,7 @@ class Admission:
                     executor.empty_for_suspect()
                 break
             if forecast is None:
-                forecast = executor.running.forecast(self._history)
+                forecast = executor.running.forecast()
             if (row := self._try(executor, sequence, num_tokens, forecast)) is None:
                 executor.refuse(sequence, first)
                 self._sequences.waiting.place(sequence, 0)  # another executor may have room
@@ -199,7 +196,7 @@ class Admission:
 
         def accept(num_shared: int) -> bool:
             size = length - num_shared * limits.block_size
-            forecast.add(size, sequence.num_output, max(1, sequence.max_length - length), can_stop=can_stop)
+            forecast.add(size, max(1, sequence.max_length - length), can_stop=can_stop)
             return not look_ahead or not forecast.exceeds(limits.num_blocks)
 
         row = executor.running.enter(sequence, num_tokens, accept)

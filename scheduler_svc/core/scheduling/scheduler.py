@@ -9,13 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from common.errors import WireError
-from common.messages import FinishReason, Plan, StepResult, Submit, Task
+from common.messages import Plan, StepResult, Submit, Task
 from common.step_result import parse_result
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
 from scheduler_svc.core.executor.cache_events import CacheEvents
 from scheduler_svc.core.executor.capacity import Capacity
 from scheduler_svc.core.executor.executor_state import EarlierIndex, ExecutorState, Intake
-from scheduler_svc.core.executor.memory_forecast import LengthHistory
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.admission import Admission
@@ -42,7 +41,6 @@ class Scheduler:
         stats: counts since the start.
         sequences: all that have not ended; for reading, and for tests that preempt at will.
         cache_events: what routers are to be told; None unless the config asks for it.
-        history: how long answers were; for reading.
     """
 
     executor_type = ExecutorState
@@ -66,9 +64,8 @@ class Scheduler:
         )
         self.cache_events = None if config.announced_salt is None else CacheEvents(config.announced_salt)
         self._hash_function = hash_function
-        self.history = LengthHistory()
         self._suspects = self.sequences.suspects
-        self._admission = Admission(self.sequences, self.history, self.stats, placement, look_ahead=config.look_ahead)
+        self._admission = Admission(self.sequences, self.stats, placement, look_ahead=config.look_ahead)
 
     @property
     def num_waiting(self) -> int:
@@ -214,11 +211,11 @@ class Scheduler:
                 self.sequences.answer_begins(sequence)
         for end in output.ends:
             self.sequences.end(end.sequence, end.reason, end.error, end.code)
-            self._note_length(end)
+            self.stats.answered(end.sequence.num_output)
         if output.numberless or convictions:
             ends = [end for sequence in output.numberless for end in self.sequences.doubt(executor, sequence)]
             for end in ends:
-                self._note_length(end)
+                self.stats.answered(end.sequence.num_output)
             output = replace(output, ends=[*output.ends, *ends], convictions=convictions)
         for sequence in output.unmasked:
             self.sequences.mask_was_late(executor, sequence)
@@ -256,12 +253,7 @@ class Scheduler:
             All of them; those that had ended are over.
         """
         self.stats.restored += 1
-        had = list(earlier)
-        sequences = self.sequences.restore(submit, arrival, had, deadline, share)
-        for sequence, before in zip(sequences, had, strict=True):
-            if before.ended is not None:
-                self._learn(sequence, before.ended)
-        return sequences
+        return self.sequences.restore(submit, arrival, earlier, deadline, share)
 
     def cancel(self, sequences: Iterable[Sequence]) -> list[SequenceEnd]:
         """End those of these sequences that have not ended.
@@ -270,7 +262,7 @@ class Scheduler:
         """
         ends = self.sequences.cancel(sequences)
         for end in ends:
-            self._note_length(end)
+            self.stats.answered(end.sequence.num_output)
         return ends
 
     def fail(self, sequences: Iterable[Sequence], message: str, code: str) -> list[SequenceEnd]:
@@ -368,10 +360,6 @@ class Scheduler:
 
     # --- inside ---
 
-    def _note_length(self, end: SequenceEnd) -> None:
-        self.stats.answered(end.sequence.num_output)
-        self._learn(end.sequence, end.reason)
-
     def _convictions(self, output: StepOutput) -> list[tuple[int, str]]:
         """For some sequences in doubt this answer has numbers: something else was why they had none before."""
         convictions = []
@@ -380,8 +368,3 @@ class Scheduler:
                 self.sequences.convict(sequence, doubt)
                 convictions.append((doubt.epoch, sequence.client))
         return convictions
-
-    def _learn(self, sequence: Sequence, ended: FinishReason) -> None:
-        """How long an answer was: one that its client cancelled ended as well; one with an error would be longer."""
-        by_itself, can_stop = ended in ("stop", "cancelled"), bool(sequence.params.stop_token_ids)
-        self.history.ended(sequence.num_output, can_stop=can_stop, by_itself=by_itself)
