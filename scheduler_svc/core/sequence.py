@@ -173,6 +173,7 @@ class Sequence:
         epoch, lane: where it runs (0 and -1 while it does not; a completing one has no lane).
         may_shorten: whether `max_tokens` is a default, and may become less.
         yields: whether it sits out while prompts of others are computed (`scheduling/yielding.py`).
+        num_taken: how often it gave its lane to one that does not yield.
         is_journaled: whether the journal follows it: what it is told waits until it is on disk. The request manager
             decides that.
         takes_any_library: whether executors may mask its tokens by another library, or version, than its grammar was
@@ -193,6 +194,7 @@ class Sequence:
     place: int = 0
     may_shorten: bool = False
     yields: bool = False
+    num_taken: int = 0
     is_journaled: bool = False
     takes_any_library: bool = False
     deadline: float | None = None
@@ -226,6 +228,11 @@ class Sequence:
     def start(self) -> float:
         """Virtual time at which it starts."""
         return self.share.start + self.index * self.share.step
+
+    @property
+    def cost(self) -> int:
+        """Tokens that it is expected to take."""
+        return int(self.share.cost)
 
     @property
     def num_served(self) -> int:

@@ -74,6 +74,8 @@ class BlockManager(BlockBooks):
         budget: int,
         accept: Accept = None,
         wanted_from: int = NO_POSITION,
+        *,
+        may_hit: bool = True,
     ) -> Grant | None:
         """Take the blocks for a prompt's next tokens, all or nothing (invariant 2).
 
@@ -88,6 +90,7 @@ class BlockManager(BlockBooks):
                 Hits behind its grant count as taken, though nothing keeps them until its turn comes to them.
             wanted_from: the first position, `num_computed` at least, whose logits are wanted also if it is cached. A
                 grant that ends before the hits do takes only the blocks that it has positions in.
+            may_hit: False for a grant that has to begin at `num_computed`.
 
         Returns:
             The grant, or None with nothing changed when there are not enough free blocks, or `accept` says no.
@@ -98,8 +101,9 @@ class BlockManager(BlockBooks):
         # time by the square of its length.
         end = NO_POSITION if accept is not None else wanted_from + budget
         # After a block that is not full, or one of its own that collided, nothing can be hit.
-        hits = self.match(table, raw, end) if table.num_published == held and not table.is_stuck else []
-        own, num_valid = self._own(table, held + len(hits))
+        is_open = may_hit and table.num_published == held and not table.is_stuck
+        hits = self.match(table, raw, end) if is_open else []
+        own, num_valid = self._own(table, held + len(hits)) if may_hit else ([], 0)
         # A published block is cached to its end, also one whose first positions only were computed, for their logits.
         cached = max(num_computed, (table.num_published + len(hits)) * size, num_valid)
         start = min(cached, length - 1, wanted_from)

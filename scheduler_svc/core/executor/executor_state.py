@@ -163,6 +163,11 @@ class ExecutorState:
         """Sequences that hold a lane, or wait for their last tokens."""
         return len(self.running) + len(self.completing)
 
+    @property
+    def load(self) -> int:
+        """Tokens that those that hold a lane are expected to take."""
+        return self.running.cost
+
     def sequences(self) -> list[Sequence]:
         """All sequences here, by rank; those that wait for their last tokens come last."""
         return [*self.running, *self.completing]

@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from scheduler_svc.core.executor.block_table import BlockTable, Grant
 from scheduler_svc.core.executor.lanes import LanePhase, Lanes
 from scheduler_svc.core.executor.memory_forecast import Forecast, Growing
 from scheduler_svc.core.executor.plan_builder import DecodeRows, PromptRow
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import NO_POSITION, Sequence, State
 
+LANES_A_LINE = 64  # sequences that yield keep one lane of so many
 PROMPT_SHARE = 8  # one in so many tokens of a plan's budget is not given to lanes, so that prompts always go on
 
 
@@ -28,6 +30,8 @@ class RunningSequences:
         lanes: a column for each fact of a lane.
         order: lanes that are held, by the rank of their sequences.
         num_yielding: how many of these sequences yield.
+        cost: tokens that these sequences are expected to take.
+        num_kept: of those, how many have a lane to keep.
     """
 
     def __init__(self, epoch: int, limits: ExecutorLimits, blocks: BlockManager, origin: int = 0) -> None:
@@ -35,6 +39,8 @@ class RunningSequences:
         self.lanes = Lanes(max(1, min(limits.max_num_seqs, budget - budget // PROMPT_SHARE)))
         self.order: list[int] = []
         self.num_yielding = 0
+        self.cost = 0
+        self.num_kept = limits.max_num_seqs // LANES_A_LINE
         self._epoch = epoch
         self._origin = origin
         self._blocks = blocks
@@ -96,6 +102,11 @@ class RunningSequences:
         """The blocks of a sequence with a lane."""
         return self.lanes.tables[sequence.lane]
 
+    def num_own_blocks(self, sequence: Sequence) -> int:
+        """Blocks of a sequence with a lane that no other one holds."""
+        ref_counts = self._blocks.ref_counts
+        return sum([ref_counts[block] == 1 for block in self.table_of(sequence).ids])
+
     def num_computed(self, sequence: Sequence) -> int:
         """Tokens of a sequence with a lane that are computed once the plans in flight have run."""
         return int(self.lanes.computed[sequence.lane])
@@ -146,6 +157,15 @@ class RunningSequences:
         wanted_from = sequence.wanted_from(computed)
         grant = self._blocks.reserve(table, raw, computed, budget, wanted_from=wanted_from)
         return None if grant is None else self._prompt_row(sequence, raw, grant, wanted_from)
+
+    def extended(self, row: PromptRow, budget: int) -> PromptRow:
+        """The row of a plan that is being made with up to so many tokens more, if there are more and blocks for them."""
+        computed, raw = self.num_computed(row.sequence), row.raw
+        if row.is_last or (more := self._blocks.reserve(row.table, raw, computed, budget, may_hit=False)) is None:
+            return row
+        first = row.grant
+        grant = replace(first, count=first.count + more.count, num_new=first.num_new + more.num_new)
+        return self._prompt_row(row.sequence, raw, grant, NO_POSITION)
 
     def forecast(self) -> Forecast:
         """What memory they will take."""
@@ -210,6 +230,7 @@ class RunningSequences:
         sequence.state, sequence.epoch, sequence.lane, sequence.tail = State.RUNNING, self._epoch, lane, None
         self._num_prompts += 1
         self.num_yielding += sequence.yields
+        self.cost += sequence.cost
         if self.order and sequence.rank < self.lanes.sequence(self.order[-1]).rank:
             insort(self.order, lane, key=lambda lane: self.lanes.sequence(lane).rank)
         else:
@@ -222,6 +243,7 @@ class RunningSequences:
         lane = sequence.lane
         self.order.remove(lane)
         self.num_yielding -= sequence.yields
+        self.cost -= sequence.cost
         self._num_prompts -= self.lanes.phases[lane] is LanePhase.PROMPT
         sequence.num_inflight = int(self.lanes.inflight[lane])
         self.lanes.leave(lane)
@@ -243,6 +265,7 @@ class RunningSequences:
         ranks = [sequence.rank for sequence in self]
         assert ranks == sorted(ranks), "running sequences are out of order"
         assert self.num_yielding == sum(sequence.yields for sequence in self)
+        assert self.cost == sum(sequence.cost for sequence in self)
         assert self._num_prompts == len([s for s in self if self.has_prompt(s)])
         for lane, sequence in zip(self.order, self, strict=True):
             table = lanes.tables[lane]

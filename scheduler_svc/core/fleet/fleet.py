@@ -21,7 +21,7 @@ from scheduler_svc.core.actions import AdmitExecutor, DismissExecutor, Peer, Sen
 from scheduler_svc.core.fleet.hello_check import mismatch
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.fleet.probation import Probation
-from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, Answered, StepClock
+from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S, Answered, Paces, StepClock
 
 MAX_MEMBERS = 256
 MAX_REMEMBERED = 1024  # executors that left
@@ -147,6 +147,7 @@ class Fleet:
         self._vocabularies = vocabularies or {}
         self._last_beat = float("-inf")
         self._probation = Probation()
+        self._paces = Paces()
         self._earlier: OrderedDict[tuple[str, str], StepClock] = OrderedDict()  # of executors that left, by name
 
     def __iter__(self) -> Iterator[Member]:
@@ -204,8 +205,11 @@ class Fleet:
         """The answer to a plan of a live epoch has been checked."""
         if (member := self.member(epoch)) is None:
             return Answered(0, 0.0)
-        member.membership.is_late = False
-        return member.steps.answered(step, now)
+        membership = member.membership
+        membership.is_late = False
+        if (answered := member.steps.answered(step, now)).num_tokens:
+            membership.slowness = self._paces.compared(membership.model, membership.slowness, answered)
+        return answered
 
     def gave_no_numbers(self, epoch: int, client: str, now: float) -> list[Consequence]:
         """The scores of a client's row were no numbers, and another computation of it gave some.

@@ -31,6 +31,7 @@ class Membership:
         pool: its KV memory; None if that ends with the process.
         has_standby: whether another process waits to continue its pool.
         is_doubted: whether a row had no numbers here a moment ago that another computation gave some.
+        slowness: how long its steps take, over how long steps of their sizes take on average.
         is_late: whether its answer to a plan is late, though not so late that it counts as hung.
     """
 
@@ -39,6 +40,7 @@ class Membership:
     model: str
     limits: ExecutorLimits
     standing: Standing = Standing.READY
+    slowness: float = 1.0
     is_late: bool = False
     is_doubted: bool = False
     grammars: str = ""

@@ -12,6 +12,8 @@ DEFAULT_FLOOR_S = 10.0
 LATE_S = 2.0  # an answer that takes longer is late
 PATIENCE = 10.0  # times the longest that a step of this size has taken
 DECAY = 0.99  # of the longest, with each step of its size: one slow step is not remembered for ever
+PACE_SHARE = 0.02  # of a step in the average of its executor, and in that of all
+MOST_SLOWNESS = 4.0  # of one step: the first one of a size may compile kernels
 _SIZES = 33  # powers of two of an int32
 
 
@@ -45,10 +47,12 @@ class Answered(NamedTuple):
     Attributes:
         num_tokens: of it.
         seconds: since it left; no step of it has taken longer.
+        took_s: since it left or, if that was later, since the plan before it was answered.
     """
 
     num_tokens: int
     seconds: float
+    took_s: float = 0.0
 
 
 class StepClock:
@@ -88,7 +92,7 @@ class StepClock:
         self._longest_s[sent.size] = max(took_s, self._longest_s[sent.size] * DECAY)
         self._last_answer = now
         self.num_answered += 1
-        return Answered(sent.num_tokens, now - sent.at)
+        return Answered(sent.num_tokens, now - sent.at, took_s)
 
     def overdue(self, now: float) -> Overdue | None:
         """The oldest plan, if it has taken longer than its limit.
@@ -137,3 +141,22 @@ class StepClock:
     def _took_s(self, now: float) -> float:
         """How long the oldest plan has been computed."""
         return now - max(self._sent[0].at, self._last_answer)
+
+
+class Paces:
+    """How long steps of each size take on average, by model: by that executors of one model are compared."""
+
+    def __init__(self) -> None:
+        self._typical_s: dict[str, list[float]] = {}
+
+    def compared(self, model: str, slowness: float, answered: Answered) -> float:
+        """Note an answer, and return the slowness of its executor, which was so great before.
+
+        Returns:
+            How long its steps take, over how long steps of their sizes take on average: of about 50 steps.
+        """
+        typical_s, size = self._typical_s.setdefault(model, [0.0] * _SIZES), answered.num_tokens.bit_length()
+        before = typical_s[size] or answered.took_s
+        typical_s[size] = before + (answered.took_s - before) * PACE_SHARE
+        ratio = answered.took_s / before if before > 0 else 1.0
+        return slowness + (min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS) - slowness) * PACE_SHARE

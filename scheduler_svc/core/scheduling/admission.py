@@ -19,6 +19,7 @@ from scheduler_svc.core.sequence import Sequence
 
 Rooms = dict[int, Room]  # by the list of executors; the queue keeps these lists while nothing changes
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
+MAX_TAKEN = 2  # a line whose lane was taken so often is the last to give it again
 MAX_LOOKS = 1024  # at executors, by a plan that finds other ones for waiting sequences, and at sequences that pause
 
 
@@ -69,6 +70,12 @@ class Admission:
                 self._sequences.preempt(executor, victim)
                 preempted = True
         return skipped, preempted
+
+    def is_contested(self, executor: ExecutorState, sitting: Collection[Sequence] = ()) -> bool:
+        """Whether prompts of several clients want rows of the next plan: they run, or are next to be admitted."""
+        prompts = [s for s in executor.running.prompts() if s not in sitting]
+        clients = {s.client for s in (*prompts, *self._sequences.waiting.heads(executor.epoch)) if not s.yields}
+        return len(clients) > 1
 
     def continue_prompts(
         self,
@@ -125,7 +132,8 @@ class Admission:
                 is alone next.
         """
         rows: list[PromptRow] = []
-        if not executor.running.has_free_lane or executor.intake not in (Intake.OPEN, Intake.FULL):
+        running = executor.running
+        if executor.intake not in (Intake.OPEN, Intake.FULL):
             return rows
         first = self._sequences.waiting.first(executor.epoch)
         if first is None or executor.has_refused(first):
@@ -134,7 +142,9 @@ class Admission:
         rooms: Rooms = {}
         overtaken = num_looks = 0
         for sequence in self._sequences.waiting.candidates(executor.epoch):
-            if not executor.running.has_free_lane or overtaken == MAX_OVERTAKEN or num_looks >= MAX_LOOKS:
+            if overtaken == MAX_OVERTAKEN or num_looks >= MAX_LOOKS:
+                break
+            if not running.has_free_lane and self._next_to_give(executor, sequence, [*begun, *rows]) is None:
                 break
             if executor.lets_pause(sequence):
                 num_looks += 1
@@ -145,7 +155,8 @@ class Admission:
             if self._sequences.await_pool(sequence):
                 continue
             placed = sequence.placed
-            if (chosen := self._executor_for(sequence, rooms)) is not executor:
+            chosen = self._executor_for(sequence, rooms)
+            if chosen is not executor and (chosen is not None or running.has_free_lane):
                 if sequence.placed != placed:
                     num_looks += len(self._sequences.waiting.executors_for(sequence))
                 # A sequence for which no executor has room now does not count: no other one waits for it here.
@@ -157,9 +168,16 @@ class Admission:
                 if not suspect:
                     executor.empty_for_suspect()
                 break
-            if forecast is None:
-                forecast = executor.running.forecast()
-            if (row := self._try(executor, sequence, num_tokens, forecast)) is None:
+            row = None
+            if running.has_free_lane:
+                forecast = running.forecast() if forecast is None else forecast
+                row = self._try(executor, sequence, num_tokens, forecast)
+            while row is None and (giver := self._next_to_give(executor, sequence, [*begun, *rows])) is not None:
+                giver.num_taken += giver.yields
+                self._sequences.preempt(executor, giver)
+                forecast = running.forecast()
+                row = self._try(executor, sequence, num_tokens, forecast)
+            if row is None:
                 executor.refuse(sequence, first)
                 self._sequences.waiting.place(sequence, 0)  # another executor may have room
                 break
@@ -169,20 +187,42 @@ class Admission:
                 break
         return rows
 
+    def _next_to_give(
+        self, executor: ExecutorState, waiting: Sequence, rows: Lists[PromptRow]
+    ) -> Sequence | None:
+        """The running sequence that gives its lane and its blocks to a waiting one before it in rank; None if no one
+        has to, or all that may give have too few blocks.
+
+        A sequence that yields gives them to any that does not. One of another client gives them if it started later,
+        by a mean sequence at least: this client has had more, and the other one waits.
+
+        Args:
+            rows: that the plan has: their sequences give nothing.
+        """
+        running, mean_cost = executor.running, self._sequences.shares.cost.value
+        planned = {row.sequence for row in rows}
+        last_first = [s for s in reversed(running) if s.rank > waiting.rank and s not in planned]
+        lines = [s for s in last_first if s.yields]
+        lines = sorted(lines, key=lambda s: s.num_taken >= MAX_TAKEN)[: max(0, len(lines) - running.num_kept)]
+        others = [s for s in last_first if s.client != waiting.client and s.start >= waiting.start + mean_cost]
+        givers = [s for s in others if s.yields] if waiting.yields else [*lines, *(s for s in others if not s.yields)]
+        num_free = executor.blocks.num_free + sum(running.num_own_blocks(giver) for giver in givers)
+        return givers[0] if givers and num_free >= executor.blocks.blocks_for(len(waiting.tokens)) else None
+
     def _executor_for(self, sequence: Sequence, rooms: Rooms) -> ExecutorState | None:
         if sequence.num_inflight > 0:
             return self._sequences.executors[sequence.placed]
         waiting = self._sequences.waiting
         able = waiting.executors_for(sequence)
         if (room := rooms.get(id(able))) is None:
-            room = rooms[id(able)] = Room.among(able, waiting.num_placed)
+            room = rooms[id(able)] = Room.among(able, waiting.placed_cost)
         avoid = sequence.failed_on if is_suspect(sequence) else ""
         avoid = avoid if sequence.doubt is None else sequence.doubt.executor
         if avoid and all(executor.name == avoid for executor in room.executors.values()):
-            room = Room.among(able, waiting.num_placed, avoid)  # those that are full, late or in doubt as well
+            room = Room.among(able, waiting.placed_cost, avoid)  # those that are full, late or in doubt as well
         chosen = self._placement(sequence, room, avoid)
         if chosen is not None and chosen.epoch != sequence.placed:
-            room.move(sequence.placed, chosen.epoch)
+            room.move(sequence, sequence.placed, chosen.epoch)
             waiting.place(sequence, chosen.epoch)
         return chosen
 

@@ -15,36 +15,36 @@ class Room:
         able: those that may run it, in the order in which they joined.
         executors: by epoch, those that have a free lane; of them those that have not refused a sequence for lack of
             memory, and whose answers are neither late nor doubted, as far as there are such.
-        loads: sequences that run on each of these, or wait for it.
+        loads: tokens that what runs on each of these, or waits for it, is expected to take, times its slowness.
         least: of these loads.
     """
 
     able: list[ExecutorState]
     executors: dict[int, ExecutorState]
-    loads: dict[int, int]
-    least: int
+    loads: dict[int, float]
+    least: float
 
     @classmethod
-    def among(cls, able: list[ExecutorState], num_placed: Mapping[int, int], avoid: str = "") -> "Room":
+    def among(cls, able: list[ExecutorState], placed: Mapping[int, int], avoid: str = "") -> "Room":
         """Those among the executors that may run it; none of the name `avoid`, if there are others.
 
         Args:
-            num_placed: by epoch, sequences that wait for each.
+            placed: by epoch, tokens that what waits for each is expected to take.
         """
         room = [e for e in able if e.running.has_free_lane]
         room = [e for e in room if not e.is_full] or room
         if avoid:
             room = [e for e in room if e.name != avoid] or room
         room = [e for e in room if not e.is_doubtful] or room
-        loads = {e.epoch: e.num_running + num_placed.get(e.epoch, 0) for e in room}
-        return cls(able, {e.epoch: e for e in room}, loads, min(loads.values(), default=0))
+        loads = {e.epoch: (e.load + placed.get(e.epoch, 0)) * e.membership.slowness for e in room}
+        return cls(able, {e.epoch: e for e in room}, loads, min(loads.values(), default=0.0))
 
-    def move(self, before: int, after: int) -> None:
-        """A sequence waits for another executor than before."""
-        for epoch, change in ((before, -1), (after, 1)):
+    def move(self, sequence: Sequence, before: int, after: int) -> None:
+        """The sequence waits for another executor than before."""
+        for epoch, cost in ((before, -sequence.cost), (after, sequence.cost)):
             if epoch in self.loads:
-                self.loads[epoch] += change
-        self.least = min(self.loads.values(), default=0)
+                self.loads[epoch] += cost * self.executors[epoch].membership.slowness
+        self.least = min(self.loads.values(), default=0.0)
 
 
 PlacementRule = Callable[[Sequence, Room, str], ExecutorState | None]
@@ -54,8 +54,8 @@ def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | No
     """On which executor a waiting sequence should run, None if none of those that may run it has a free lane.
 
     It goes where most of its prefix is cached, unless that executor is much busier than another (more than twice its
-    sequences, and four); then to the least busy one. Where it waits already it stays (`sequence.placed`), as long as
-    that holds.
+    load, and four sequences like this one); then to the least busy one. Where it waits already it stays
+    (`sequence.placed`), as long as that holds.
 
     Args:
         avoid: name of an executor that it should not go to, if it can go to another.
@@ -63,9 +63,10 @@ def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | No
     executors, loads = room.executors, room.loads
     if len(executors) <= 1:
         return next(iter(executors.values()), None)
-    most = 2 * room.least + 4
+    most = 2 * room.least + 4 * sequence.cost
     placed = executors.get(sequence.placed)
-    if placed is not None and loads[sequence.placed] <= most + 1 and placed.name != avoid:  # it counts itself
+    own = sequence.cost * placed.membership.slowness if placed is not None else 0.0  # it counts itself
+    if placed is not None and loads[sequence.placed] <= most + own and placed.name != avoid:
         return placed
     free = [n for n, load in loads.items() if load <= most]
     if avoid:

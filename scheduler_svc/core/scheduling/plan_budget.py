@@ -1,5 +1,7 @@
 """What a plan may still have beside the sequences that decode. Pure."""
 
+from collections.abc import Callable
+
 from common.messages import MAX_PLAN_POOLED_FLOATS, MAX_PLAN_PROMPT_LOGPROBS
 from common.plan import ExecutorLimits
 from scheduler_svc.core.executor.plan_builder import PromptRow
@@ -18,9 +20,12 @@ class PlanBudget:
     Args:
         limits: of the executor.
         num_decodes: rows of sequences that decode.
+        is_shared: whether prompts of several clients want rows: each may have half of what is left then. What none of
+            them takes is for `extend`.
     """
 
-    def __init__(self, limits: ExecutorLimits, num_decodes: int = 0) -> None:
+    def __init__(self, limits: ExecutorLimits, num_decodes: int = 0, *, is_shared: bool = False) -> None:
+        self._is_shared = is_shared
         self._num_tokens = limits.max_batch_tokens - num_decodes
         self._hidden_size = limits.hidden_size
         self._num_pooled = MAX_PLAN_POOLED_FLOATS
@@ -39,12 +44,13 @@ class PlanBudget:
         if not self._may_start(sequence) or sequence.pooled_size(self._hidden_size) > self._num_pooled:
             return 0
         wanted_from = sequence.wanted_from(num_computed)
+        num_tokens = -(-self._num_tokens // 2) if self._is_shared else self._num_tokens
         if wanted_from == NO_POSITION:
-            return self._num_tokens
+            return num_tokens
         most = max(self._most_logprobs, sequence.num_prompt_logprobs)
         num_targets = max(0, MAX_PLAN_PROMPT_LOGPROBS // most - self._num_targets)
         is_enough = sequence.num_prompt - 1 - wanted_from <= num_targets
-        return self._num_tokens if is_enough else min(self._num_tokens, num_targets)
+        return num_tokens if is_enough else min(num_tokens, num_targets)
 
     def take(self, row: PromptRow) -> None:
         """The plan has this row."""
@@ -60,6 +66,19 @@ class PlanBudget:
             self._is_new = False
             if asked.grammar:
                 self._grammars.add(asked.grammar)
+
+    def extend(self, rows: list[PromptRow], extended: Callable[[PromptRow, int], PromptRow]) -> None:
+        """Give what is left to these rows, to the last one first: half of what was there before it was not enough.
+
+        Args:
+            extended: a row with up to so many tokens more.
+        """
+        for i in reversed(range(len(rows) if self._is_shared else 0)):
+            row = rows[i]
+            if not (row.is_last or row.sequence.num_prompt_logprobs) and self.tokens_for(row.sequence, row.end):
+                rows[i] = extended(row, self._num_tokens)
+                self._num_tokens += row.grant.count
+                self.take(rows[i])
 
     def _may_start(self, sequence: Sequence) -> bool:
         """Whether the plan may sample a sequence for the first time."""

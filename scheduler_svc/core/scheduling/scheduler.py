@@ -159,11 +159,15 @@ class Scheduler:
         short, took_from_decodes = admission.make_room(executor, sitting)
         skipped = {*short, *filter(running.decodes, sitting)}
         num_decodes = len(running.decode_rows()) - len(skipped)
-        budget = PlanBudget(executor.limits, num_decodes)
+        is_shared = admission.is_contested(executor, sitting)
+        budget = PlanBudget(executor.limits, num_decodes, is_shared=is_shared)
         rows, took_from_prompts = admission.continue_prompts(executor, budget, skipped, sitting)
         if self.sequences.waiting and not (short or took_from_decodes or took_from_prompts):
             # Blocks that are short, or were just taken away, are for older sequences than those that wait.
             rows += admission.admit(executor, budget, rows)
+            skipped = {*filter(running.decodes, skipped)}  # one that sat out may have given its lane away
+            num_decodes = len(running.decode_rows()) - len(skipped)
+        budget.extend(rows, running.extended)
         return self._build(executor, rows, skipped, num_decodes) if num_decodes or rows else None
 
     def _build(

@@ -94,7 +94,8 @@ class WaitingQueue:
         grammars: the library that grammars are compiled with; empty for none.
 
     Attributes:
-        num_placed: how many wait for each executor, by epoch; 0 counts those for which that is open.
+        placed_cost: tokens that what waits for each executor is expected to take, by epoch; 0 counts those for which
+            that is open.
     """
 
     def __init__(self, grammars: str = "") -> None:
@@ -108,7 +109,7 @@ class WaitingQueue:
         self._group_of: dict[Sequence, Group] = {}
         self._groups_of: dict[int, list[Group]] = {}  # by epoch
         self._num_of: dict[Task, int] = {}  # sequences
-        self.num_placed: Counter[int] = Counter()
+        self.placed_cost: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._group_of)
@@ -157,10 +158,13 @@ class WaitingQueue:
                 while group.sequences:
                     yield group.sequences[0]
 
+    def heads(self, epoch: int) -> list[Sequence]:
+        """Of those that an executor may run the first of each group."""
+        return [group.sequences[0] for group in self._groups_of.get(epoch, ()) if group.sequences]
+
     def first(self, epoch: int) -> Sequence | None:
         """The first in rank of those that an executor may run."""
-        heads = [group.sequences[0] for group in self._groups_of.get(epoch, ()) if group.sequences]
-        return min(heads, key=_rank, default=None)
+        return min(self.heads(epoch), key=_rank, default=None)
 
     def candidates(self, epoch: int) -> Iterator[Sequence]:
         """The sequences that an executor may run, by rank. The one that was given last may be removed meanwhile."""
@@ -185,19 +189,19 @@ class WaitingQueue:
         group.num_tokens += arrival.num_tokens
         self._group_of[sequence] = group
         self._num_of[needs.task] = self.num_of(needs.task) + 1
-        self.num_placed[sequence.placed] += 1
+        self.placed_cost[sequence.placed] += sequence.cost
 
     def place(self, sequence: Sequence, epoch: int) -> None:
         """A sequence of the queue waits for an executor from now on; 0 leaves open for which."""
-        self._count_down(sequence.placed)
+        self._count_down(sequence)
         sequence.placed = epoch
-        self.num_placed[epoch] += 1
+        self.placed_cost[epoch] += sequence.cost
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
         group = self._group_of.pop(sequence)
         self._num_of[group.needs.task] -= 1
-        self._count_down(sequence.placed)
+        self._count_down(sequence)
         group.num_tokens -= group.arrivals.pop(sequence).num_tokens
         place = bisect_left(group.sequences, sequence.rank, key=_rank)
         assert group.sequences[place] is sequence, "the sequence does not wait"
@@ -219,10 +223,10 @@ class WaitingQueue:
         for group in self._groups.values():
             self._match(group, now)
 
-    def _count_down(self, epoch: int) -> None:
-        self.num_placed[epoch] -= 1
-        if not self.num_placed[epoch]:
-            del self.num_placed[epoch]
+    def _count_down(self, sequence: Sequence) -> None:
+        self.placed_cost[sequence.placed] -= sequence.cost
+        if not self.placed_cost[sequence.placed]:
+            del self.placed_cost[sequence.placed]
 
     def _match(self, group: Group, now: float) -> None:
         group.executors = able_executors(group.needs, self._kinds, self._grammars)

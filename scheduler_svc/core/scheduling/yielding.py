@@ -33,7 +33,9 @@ def _is_prompt_next(executor: ExecutorState, waiting: WaitingQueue) -> bool:
     """Whether a prompt of a sequence that does not yield goes on here, or may begin."""
     if any(not sequence.yields for sequence in executor.running.prompts()):
         return True
-    if executor.intake is not Intake.OPEN or not executor.running.has_free_lane:
+    running = executor.running
+    has_lane = running.has_free_lane or running.num_yielding > running.num_kept
+    if executor.intake is not Intake.OPEN or not has_lane:
         return False
     first = waiting.first(executor.epoch)
     return first is not None and not first.yields

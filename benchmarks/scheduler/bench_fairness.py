@@ -1,0 +1,222 @@
+"""How long one client waits for another: plans of the real scheduler until a newcomer's first token. One JSON line a
+scene.
+
+    python benchmarks/bench_fairness.py
+    python benchmarks/bench_fairness.py --scene flood
+
+One client fills all lanes, or all memory, for 40 plans before another one comes. Executors answer at once, so a plan is
+the only unit of time, and the figures are the same on any machine. `shares` has clients of weights 1, 2 and 4 that
+always have requests waiting, and prints what each got of all tokens, over its weight's part.
+"""
+
+import json
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+import numpy as np
+
+from common.messages import Plan, SamplingParams, StepResult, Submit
+from common.plan import ExecutorLimits
+from scheduler_svc.core.fleet.membership import Membership
+from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence
+
+VOCAB_SIZE, TOKEN, STOP = 1000, 5, 7
+LANES = 64
+FULL_FOR = 40  # plans before the newcomers come
+PLANS_A_SECOND = 50
+AMPLE, SCARCE = 16384, 1024  # blocks of 16
+
+
+class Service:
+    """A scheduler whose executors answer each plan at once, with a token that is no stop token.
+
+    Attributes:
+        plans: that the first executor has answered.
+        arrived, began: by request: plans before it came, and before its first token.
+        tokens: computed for each client.
+    """
+
+    def __init__(self, num_blocks: int = AMPLE, executors: int = 1) -> None:
+        limits = ExecutorLimits(num_blocks, 16, LANES, 2048, 16384, VOCAB_SIZE, hidden_size=8)
+        self.scheduler = Scheduler(SchedulerConfig(max_waiting=100_000))
+        self.epochs = range(1, executors + 1)
+        for epoch in self.epochs:
+            self.scheduler.add_executor(Membership(epoch, f"executor-{epoch}", "model", limits))
+        self._flight: dict[int, deque[Plan]] = {epoch: deque() for epoch in self.epochs}
+        self.plans = 0
+        self.arrived: dict[str, int] = {}
+        self.began: dict[str, int] = {}
+        self.tokens: Counter[str] = Counter()
+
+    def submit(self, name: str, prompt: int, answer: int, **fields: Any) -> list[Sequence]:
+        """A request comes whose prompt no other one has."""
+        tokens = array("i", [len(self.arrived) % 900 + 10, len(self.arrived) // 900, *[1] * (prompt - 2)])
+        stops = (STOP,) if fields.pop("may_stop", True) else ()
+        params = SamplingParams(max_tokens=answer, stop_token_ids=stops)
+        self.arrived[name] = self.plans
+        submit = Submit(request_id=name, prompt=tokens.tobytes(), params=params, **fields)
+        return self.scheduler.add(submit, now=self.plans / PLANS_A_SECOND)
+
+    def step(self) -> None:
+        """Fill every window, and answer one plan of each executor."""
+        now = self.plans / PLANS_A_SECOND
+        self.scheduler.tick(now)
+        assert not list(self.scheduler.expire(now))
+        for epoch in self.epochs:
+            while (plan := self.scheduler.plan(epoch)) is not None:
+                self._flight[epoch].append(plan)
+        for epoch in self.epochs:
+            if self._flight[epoch]:
+                plan = self._flight[epoch].popleft()
+                token_ids = np.full(len(plan.sample_rows) // 4, TOKEN, np.int32).tobytes()
+                result = StepResult(epoch=epoch, step=plan.step, token_ids=token_ids, compute_us=1)
+                output = self.scheduler.commit(result)
+                for sequence in output.firsts:
+                    self.began.setdefault(sequence.request_id, self.plans)
+                self.tokens.update(sequence.client for sequence in output.sequences)
+        self.plans += 1
+        return output
+
+    def until_first_tokens(self, names: Iterable[str], most: int = 20_000) -> list[int]:
+        """Plans from each request's arrival to its first token."""
+        wanted = list(names)
+        while any(name not in self.began for name in wanted) and self.plans < most:
+            self.step()
+        return [self.began.get(name, most) - self.arrived[name] + 1 for name in wanted]
+
+    def run(self, plans: int) -> None:
+        """Make so many plans."""
+        for _ in range(plans):
+            self.step()
+
+
+Figures = dict[str, object]
+
+
+def flood(num_blocks: int) -> Figures:
+    """400 requests of one client, then one of another."""
+    service = Service(num_blocks)
+    for i in range(400):
+        service.submit(f"x{i}", 200, 200, client="x")
+    service.run(FULL_FOR)
+    service.submit("y", 50, 20, client="y")
+    return first_tokens(service, ["y"])
+
+
+def many_answers() -> Figures:
+    """One request for 128 answers, then one for a single answer."""
+    service = Service()
+    service.submit("x", 50, 256, n=128, client="x")
+    service.run(FULL_FOR)
+    service.submit("y", 50, 20, client="y")
+    return first_tokens(service, ["y"])
+
+
+def batch(num_blocks: int, answer: int) -> Figures:
+    """80 lines of a batch, then 24 requests that do not yield, all at once."""
+    service = Service(num_blocks)
+    for i in range(80):
+        service.submit(f"x{i}", 50, answer, client="x", priority=100)
+    service.run(FULL_FOR if num_blocks == AMPLE else 150)
+    names = [f"y{i}" for i in range(24)]
+    for name in names:
+        service.submit(name, 50, 20, client="y")
+    return first_tokens(service, names)
+
+
+def long_prompt() -> Figures:
+    """A prompt of 16,000 tokens, and one plan later eight of 100 by another client."""
+    service = Service()
+    service.submit("x", 16_000, 50, client="x")
+    service.run(1)
+    names = [f"y{i}" for i in range(8)]
+    for name in names:
+        service.submit(name, 100, 50, client="y")
+    return first_tokens(service, names) | {"first_token_of_the_long_one": service.until_first_tokens(["x"])[0]}
+
+
+def placement() -> Figures:
+    """A prompt of 16,000 tokens on one of two executors, and short ones that come every second plan."""
+    service = Service(executors=2)
+    service.submit("x", 16_000, 50, client="x")
+    names = [f"y{i}" for i in range(10)]
+    for name in names:
+        service.run(2)
+        service.submit(name, 50, 60, client="y")
+    return first_tokens(service, names)
+
+
+def newcomers() -> Figures:
+    """One client has 400 requests; a thousand others come with one each, one a plan. When is its last one served?"""
+    figures: Figures = {}
+    for num_others in (0, 1000):
+        service = Service()
+        for i in range(400):
+            service.submit(f"x{i}", 200, 200, client="x")
+        service.run(FULL_FOR)
+        for i in range(num_others):
+            service.submit(f"y{i}", 50, 20, client=f"y{i}")
+            service.step()
+        service.until_first_tokens([f"x{i}" for i in range(400)])
+        figures[f"longest_wait_beside_{num_others}"] = max(service.began[f"x{i}"] for i in range(400))
+        figures[f"newcomers_worst_{num_others}"] = max([service.began[f"y{i}"] - service.arrived[f"y{i}"] for i in range(num_others)], default=0)
+    return figures
+
+
+def shares() -> Figures:
+    """Clients of weights 1, 2 and 4, with requests of different sizes, and always some that wait."""
+    service, weights = Service(), {"a": 1.0, "b": 2.0, "c": 4.0}
+    sizes = {"a": (300, 100), "b": (50, 400), "c": (150, 200)}
+    open_ones = dict.fromkeys(weights, 0)
+    served = [dict.fromkeys(weights, 0.0)]
+    minute = 60 * PLANS_A_SECOND
+    for at in range(3 * minute):
+        for client, weight in weights.items():
+            waiting = sum(s.client == client for s in service.scheduler.sequences.waiting)
+            for _ in range(40 - waiting):
+                open_ones[client] += 1
+                service.submit(f"{client}{open_ones[client]}", *sizes[client], client=client, weight=weight)
+        service.step()
+    raise NotImplementedError
+
+
+def first_tokens(service: Service, names: list[str]) -> Figures:
+    """Plans to the first tokens of these requests, and what was computed twice."""
+    waits = service.until_first_tokens(names)
+    stats = service.scheduler.stats
+    computed = stats.prefill_tokens + stats.decode_tokens
+    return {
+        "plans_to_first_token": [min(waits), max(waits)],
+        "preemptions": stats.preemptions,
+        "recomputed": round(stats.recomputed_tokens / computed, 4),
+    }
+
+
+SCENES: dict[str, Callable[[], Figures]] = {
+    "flood": lambda: flood(AMPLE),
+    "flood, memory full": lambda: flood(SCARCE),
+    "128 answers": many_answers,
+    "batch": lambda: batch(AMPLE, 500),
+    "batch, memory full": lambda: batch(SCARCE, 1500),
+    "long prompt": long_prompt,
+    "long prompt on one of two": placement,
+    "a thousand newcomers": newcomers,
+}
+
+
+@click.command()
+@click.option("--scene", type=click.Choice(list(SCENES)), help="Only this one.")
+def main(scene: str | None) -> None:
+    """Measure how long clients wait for each other."""
+    for name, measure in SCENES.items():
+        if scene in (None, name):
+            print(json.dumps({"scene": name, **measure()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
