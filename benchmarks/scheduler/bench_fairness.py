@@ -27,6 +27,7 @@ from scheduler_svc.core.sequence import Sequence
 
 VOCAB_SIZE, TOKEN, STOP = 1000, 5, 7
 LANES = 64
+WAITING = 20  # requests of each client, at least
 FULL_FOR = 40  # plans before the newcomers come
 PLANS_A_SECOND = 50
 AMPLE, SCARCE = 16384, 1024  # blocks of 16
@@ -35,14 +36,17 @@ AMPLE, SCARCE = 16384, 1024  # blocks of 16
 class Service:
     """A scheduler whose executors answer each plan at once, with a token that is no stop token.
 
+    Args:
+        num_blocks, lanes: of each executor.
+
     Attributes:
         plans: that the first executor has answered.
         arrived, began: by request: plans before it came, and before its first token.
         tokens: computed for each client.
     """
 
-    def __init__(self, num_blocks: int = AMPLE, executors: int = 1) -> None:
-        limits = ExecutorLimits(num_blocks, 16, LANES, 2048, 16384, VOCAB_SIZE, hidden_size=8)
+    def __init__(self, num_blocks: int = AMPLE, executors: int = 1, lanes: int = LANES) -> None:
+        limits = ExecutorLimits(num_blocks, 16, lanes, 2048, 16384, VOCAB_SIZE, hidden_size=8)
         self.scheduler = Scheduler(SchedulerConfig(max_waiting=100_000))
         self.epochs = range(1, executors + 1)
         for epoch in self.epochs:
@@ -78,6 +82,7 @@ class Service:
                 output = self.scheduler.commit(result)
                 for sequence in output.firsts:
                     self.began.setdefault(sequence.request_id, self.plans)
+                    self.tokens[sequence.client] += sequence.num_prompt
                 self.tokens.update(sequence.client for sequence in output.sequences)
         self.plans += 1
         return output
@@ -88,6 +93,18 @@ class Service:
         while any(name not in self.began for name in wanted) and self.plans < most:
             self.step()
         return [self.began.get(name, most) - self.arrived[name] + 1 for name in wanted]
+
+    def hold_waiting(
+        self, sizes: dict[str, tuple[int, int]], weights: dict[str, float], plans: int, *, may_stop: bool = True
+    ) -> None:
+        """Make so many plans while each client has some requests that wait."""
+        for _ in range(plans):
+            waiting = Counter(sequence.client for sequence in self.scheduler.sequences.waiting)
+            for client, (prompt, answer) in sizes.items():
+                for _ in range(WAITING - waiting[client]):
+                    name = f"{client}{len(self.arrived)}"
+                    self.submit(name, prompt, answer, client=client, weight=weights[client], may_stop=may_stop)
+            self.step()
 
     def run(self, plans: int) -> None:
         """Make so many plans."""
@@ -163,26 +180,39 @@ def newcomers() -> Figures:
             service.submit(f"y{i}", 50, 20, client=f"y{i}")
             service.step()
         service.until_first_tokens([f"x{i}" for i in range(400)])
-        figures[f"longest_wait_beside_{num_others}"] = max(service.began[f"x{i}"] for i in range(400))
-        figures[f"newcomers_worst_{num_others}"] = max([service.began[f"y{i}"] - service.arrived[f"y{i}"] for i in range(num_others)], default=0)
+        figures[f"last_one_beside_{num_others}"] = max(service.began[f"x{i}"] for i in range(400))
     return figures
 
 
 def shares() -> Figures:
-    """Clients of weights 1, 2 and 4, with requests of different sizes, and always some that wait."""
+    """Clients of weights 1, 2 and 4 with requests of different sizes, of which some always wait."""
     service, weights = Service(), {"a": 1.0, "b": 2.0, "c": 4.0}
     sizes = {"a": (300, 100), "b": (50, 400), "c": (150, 200)}
-    open_ones = dict.fromkeys(weights, 0)
-    served = [dict.fromkeys(weights, 0.0)]
-    minute = 60 * PLANS_A_SECOND
-    for at in range(3 * minute):
-        for client, weight in weights.items():
-            waiting = sum(s.client == client for s in service.scheduler.sequences.waiting)
-            for _ in range(40 - waiting):
-                open_ones[client] += 1
-                service.submit(f"{client}{open_ones[client]}", *sizes[client], client=client, weight=weight)
-        service.step()
-    raise NotImplementedError
+    service.hold_waiting(sizes, weights, 60 * PLANS_A_SECOND)
+    worst = 0.0
+    for _ in range(3):
+        service.tokens.clear()
+        service.hold_waiting(sizes, weights, 60 * PLANS_A_SECOND)
+        parts = {client: service.tokens[client] / service.tokens.total() for client in weights}
+        due = {client: weight / sum(weights.values()) for client, weight in weights.items()}
+        worst = max(worst, *(abs(parts[client] / due[client] - 1) for client in weights))
+    stats = service.scheduler.stats
+    return {
+        "worst_error_of_a_minute": round(worst, 4),
+        "preemptions": stats.preemptions,
+        "recomputed": round(stats.recomputed_tokens / (stats.prefill_tokens + stats.decode_tokens), 4),
+    }
+
+
+def visitors(num_blocks: int, every: int) -> Figures:
+    """One client always has requests that wait; every few plans another one comes with one request, for a minute."""
+    service, names = Service(num_blocks), []
+    for plan in range(60 * PLANS_A_SECOND):
+        if plan % every == 0 and plan >= FULL_FOR:
+            names.append(f"y{plan}")
+            service.submit(names[-1], 50, 20, client=names[-1])
+        service.hold_waiting({"x": (200, 200)}, {"x": 1.0}, 1)
+    return first_tokens(service, names)
 
 
 def first_tokens(service: Service, names: list[str]) -> Figures:
@@ -206,6 +236,10 @@ SCENES: dict[str, Callable[[], Figures]] = {
     "long prompt": long_prompt,
     "long prompt on one of two": placement,
     "a thousand newcomers": newcomers,
+    "shares": shares,
+    "visitors": lambda: visitors(AMPLE, 5),
+    "visitors, memory full": lambda: visitors(SCARCE, 5),
+    "many visitors, memory full": lambda: visitors(SCARCE, 1),
 }
 
 

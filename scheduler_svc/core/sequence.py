@@ -29,7 +29,7 @@ class Share(NamedTuple):
     """Where a request stands among those of all clients (`scheduling/fair_shares.py`).
 
     Attributes:
-        account: name of its client's account; empty for a request that is a client of its own.
+        account: name of its client's account; all that come without a key and an address have one.
         weight: of the client.
         cost: tokens that each of its sequences is expected to take.
         start: virtual time at which its first sequence starts.
@@ -139,7 +139,7 @@ class Sequence:
 
     Attributes:
         request_id, index: which request it belongs to, and which of its n answers it is.
-        client: who asked for it: the name of its account, or the request's id if it has none.
+        client: who asked for it: the name of its account, or the request's id if nothing is known.
         arrival: place in the order of arrival, which no two sequences share, not even in two lives of the scheduler.
         share, place: where its request stands among those of all clients, and its own place in the order of service:
             fixed when the request was accepted.

@@ -15,7 +15,7 @@ from tests.support.eventually import eventually
 from tests.support.status_reports import executor_status
 
 KEYS = [
-    ApiKey(name="alice", sha256=digest("a"), created="2026-01-01T00:00:00Z", max_open_requests=3),
+    ApiKey(name="alice", sha256=digest("a"), created="2026-01-01T00:00:00Z", max_open_requests=3, weight=2.5),
     ApiKey(name="bob", sha256=digest("b"), created="2026-01-01T00:00:00Z"),
     ApiKey(name="prometheus", sha256=digest("p"), created="2026-01-01T00:00:00Z", metrics=True),
     ApiKey(name="root", sha256=digest("r"), created="2026-01-01T00:00:00Z", admin=True),
@@ -49,8 +49,9 @@ def test_a_request_is_its_clients_alone(frontend: Frontend, core: FakeCore):
     assert post(frontend, "/v1/completions", body, ALICE).json()["id"] == "mine"
     assert post(frontend, "/v1/completions", body, BOB).json()["id"] == "mine"
     assert [submit.request_id for submit in core.submits] == [f"{ID_OF[key]}/mine-0" for key in "ab"]
-    facts = [(submit.client, submit.client_name, submit.client_limit) for submit in core.submits]
-    assert facts == [(ID_OF["a"], "alice", 3), (ID_OF["b"], "bob", 0)]
+    facts = [(submit.client, submit.client_name, submit.client_limit, submit.weight) for submit in core.submits]
+    assert facts == [(ID_OF["a"], "alice", 3, 2.5), (ID_OF["b"], "bob", 0, 1.0)]
+    assert {submit.address for submit in core.submits} == {""}, "a key says who it is"
     assert post(frontend, "/v1/completions", body | {"request_id": "hers"}, ALICE).status_code == 200
     assert events_after(frontend, "hers", **ALICE).status_code == 200
     assert_openai_shape(events_after(frontend, "hers", **BOB), 404)
@@ -61,21 +62,40 @@ def test_a_request_is_its_clients_alone(frontend: Frontend, core: FakeCore):
 
 
 def test_too_many_requests_of_one_client(frontend: Frontend, core: FakeCore):
-    core.script = refuse("3 requests of 'alice' are open, the limit is 3", "too_many_requests")
+    core.script = refuse("3 sequences of 'alice' are open and the request has 1, the limit is 3", "too_many_requests")
     answer = post(frontend, "/v1/completions", COMPLETION, ALICE)
     error = assert_openai_shape(answer, 429)
     assert (error["code"], error["type"]) == ("too_many_requests", "rate_limit_error")
     assert answer.headers["retry-after"] in {"1", "2"}
 
 
-def test_more_prompts_than_a_client_may_have_requests(frontend: Frontend, core: FakeCore):
+@pytest.mark.parametrize(
+    ("path", "more", "what"),
+    [
+        ("/v1/completions", {"prompt": ["x"] * 4}, "prompts times n"),
+        ("/v1/completions", {"prompt": ["x"] * 2, "n": 2}, "prompts times n"),
+        ("/v1/completions", {"prompt": "x", "n": 4}, "prompts times n"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 4}, "prompts times n"),
+        ("/v1/embeddings", {"input": ["x"] * 4}, "one for each input"),
+    ],
+)
+def test_more_sequences_than_a_client_may_have_open(
+    frontend: Frontend, core: FakeCore, path: str, more: dict, what: str
+):
     """To send it again would never help."""
-    body = COMPLETION | {"prompt": ["x"] * 4}
-    answer = post(frontend, "/v1/completions", body, ALICE)
-    assert "has 4 prompts" in assert_openai_shape(answer, 400)["message"]
+    body = {"model": COMPLETION["model"]} | more
+    answer = post(frontend, path, body, ALICE)
+    error = assert_openai_shape(answer, 400)
+    assert error["message"] == f"The request has 4 sequences ({what}), and this API key may have 3 open at once."
+    assert error["code"] == "invalid_value"
     assert answer.headers["x-should-retry"] == "false"
     assert not core.submits
-    assert post(frontend, "/v1/completions", body, BOB).status_code == 200
+
+
+def test_as_many_sequences_as_a_client_may_have_open(frontend: Frontend, core: FakeCore):
+    for more in ({"prompt": ["x"] * 3}, {"n": 3}):
+        assert post(frontend, "/v1/completions", COMPLETION | more, ALICE).status_code == 200
+    assert post(frontend, "/v1/completions", COMPLETION | {"prompt": ["x"] * 2, "n": 2}, BOB).status_code == 200
 
 
 def test_more_sequences_than_may_wait(frontend: Frontend, core: FakeCore):

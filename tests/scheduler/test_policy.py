@@ -11,7 +11,8 @@ from common.errors import RequestRejected
 from common.wire import int32_array
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import PLACES_A_PRIORITY, State
+from scheduler_svc.core.scheduling.fair_shares import SEQUENCES_A_PRIORITY
+from scheduler_svc.core.sequence import State
 from tests.support.chores import done
 from tests.support.rig import Rig, limits
 
@@ -388,7 +389,7 @@ def test_priority_is_a_place_in_the_queue_that_never_changes_and_starves_nobody(
     (running,) = rig.add("running", [9], max_tokens=1)
     rig.plan()
     (patient,) = rig.add("patient", [1], max_tokens=1)
-    place, overtaken_by = patient.rank, 2 * PLACES_A_PRIORITY
+    place, overtaken_by = patient.rank, 2 * SEQUENCES_A_PRIORITY
     for i in range(3 * overtaken_by):
         rig.add(f"urgent {i}", [2], max_tokens=1, priority=-2)
     assert patient.rank == place

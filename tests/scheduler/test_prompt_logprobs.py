@@ -68,8 +68,8 @@ def test_an_admission_counts_what_is_shared_behind_its_first_chunk() -> None:
     rig.add("holds", prompt, max_tokens=40)
     while rig.scheduler.executor(1).running.prompts() or rig.scheduler.num_waiting:
         rig.step()
-    (sequence,) = rig.add("shares", prompt, max_tokens=4, prompt_logprobs=1)
-    (behind,) = rig.add("behind", [7, 8, 9], max_tokens=2)
+    (sequence,) = rig.add("shares", prompt, max_tokens=4, prompt_logprobs=1, client="one")
+    (behind,) = rig.add("behind", [7, 8, 9], max_tokens=2, client="one")
     rig.step()
     assert (sequence.epoch, sequence.num_covered) == (1, 31)
     for _ in range(10):  # the one that holds the blocks takes 40

@@ -11,8 +11,9 @@ from common.errors import RequestRejected
 from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import POOL_GRACE_S, Capacity
 from scheduler_svc.core.fleet.membership import Membership
+from scheduler_svc.core.scheduling.fair_shares import SEQUENCES_A_PRIORITY
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import Earlier, Generated, State, place_of
+from scheduler_svc.core.sequence import Earlier, Generated, Share, State
 from tests.support.chores import done
 from tests.support.rig import Rig, limits
 
@@ -419,10 +420,11 @@ def test_a_place_in_the_queue_outlives_the_scheduler():
     after = Scheduler()
     prompt = array("i", [1]).tobytes()
     submit = m.Submit(request_id="a", prompt=prompt, params=m.SamplingParams(max_tokens=5), n=2, priority=-3)
-    restored = after.restore(submit, 70, [Earlier(), Earlier()], None, place=12)
-    assert [sequence.rank for sequence in restored] == [(12, 70), (13, 71)]
+    share = Share(weight=2.0, cost=16.0, start=300.0, place=12)
+    restored = after.restore(submit, 70, [Earlier(), Earlier()], None, share)
+    assert [sequence.rank for sequence in restored] == [(12, 70), (20, 71)]
     (later,) = after.add(msgspec.structs.replace(submit, request_id="b", n=1))
-    assert later.rank == (place_of(72, -3), 72)
+    assert (later.start, later.rank) == (300 + 16, (316 - 3 * SEQUENCES_A_PRIORITY * 16, 72))
 
 
 @pytest.mark.parametrize("is_remembered", [True, False])

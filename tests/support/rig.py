@@ -15,7 +15,7 @@ from tests.support.chores import done
 from tests.support.oracle import OracleExecutor, expected_output, expected_pooled, expected_prompt_logprobs
 from tests.support.turns import plan_in_turn
 
-SUBMIT_FIELDS = ("n", "cache_salt", "priority", "timeout_s", "may_shorten")
+SUBMIT_FIELDS = ("n", "cache_salt", "priority", "timeout_s", "may_shorten", "client", "weight")
 
 
 def limits(**changes: Any) -> ExecutorLimits:

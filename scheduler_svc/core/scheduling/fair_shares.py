@@ -89,7 +89,7 @@ class FairShares:
         return len(self._accounts)
 
     def share_for(self, submit: Submit) -> Share:
-        """What a request gets that comes now. Without a key and an address it is a client of its own."""
+        """What a request gets that comes now."""
         num_prompt, params, yields = len(submit.prompt) // 4, submit.params, submit.priority == MAX_PRIORITY
         account = submit.client or (self._address_account(submit.address) if submit.address else "")
         known = self._accounts.get((account, yields)) or Account(Mean(self._output.value))
@@ -102,10 +102,9 @@ class FairShares:
         """Charge the client of a sequence that was accepted, now or by an earlier life."""
         share = sequence.share
         self.cost.add(share.cost)
-        if share.account:
-            account = self._account(share.account, yields=sequence.yields)
-            account.open[sequence] = None
-            account.finish = max(account.finish, sequence.start + share.step)
+        account = self._account(share.account, yields=sequence.yields)
+        account.open[sequence] = None
+        account.finish = max(account.finish, sequence.start + share.step)
 
     def ended(self, sequence: Sequence, *, is_whole: bool) -> None:
         """Settle the account of a sequence that has ended: what it cost is known now.
@@ -113,14 +112,12 @@ class FairShares:
         Args:
             is_whole: whether the length of its answer tells how long answers get.
         """
-        share, told = sequence.share, [self._output]
-        if share.account:
-            account = self._account(share.account, yields=sequence.yields)
-            account.finish += (sequence.num_served - share.cost) / share.weight
-            del account.open[sequence]
-            told.append(account.output)
+        share = sequence.share
+        account = self._account(share.account, yields=sequence.yields)
+        account.finish += (sequence.num_served - share.cost) / share.weight
+        del account.open[sequence]
         if is_whole and sequence.num_output:
-            for mean in told:
+            for mean in (account.output, self._output):
                 mean.add(sequence.num_output)
 
     def advance(self, start: float) -> None:

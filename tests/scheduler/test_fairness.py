@@ -1,0 +1,142 @@
+"""Clients that compete for an executor, seen from outside: what each gets, and how long it waits for another one.
+
+Each scheduler with a planted unfairness fails where ours does not.
+"""
+
+import random
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from benchmarks.scheduler.bench_fairness import AMPLE, Service
+from scheduler_svc.core.scheduling.fair_shares import FairShares
+
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Client:
+    """How a client asks: sizes of its requests, and what it says beside."""
+
+    prompt: int = 60
+    answer: int = 60
+    stops_after: int = 0
+    weight: float = 1.0
+    n: int = 1
+    priorities: tuple[int, ...] = (0,)
+    waiting: int = 6
+
+
+class CrowdedService(Service):
+    """A service in which every client always has requests that wait."""
+
+    def __init__(self, shares: FairShares, num_blocks: int = AMPLE) -> None:
+        super().__init__(num_blocks, lanes=LANES)
+        self.scheduler.sequences.shares = shares
+        self._rng = random.Random(1)
+
+    def crowd(self, clients: dict[str, Client], plans: int) -> None:
+        """Make so many plans."""
+        for _ in range(plans):
+            waiting = [sequence.client.split()[0] for sequence in self.scheduler.sequences.waiting]
+            for name, client in clients.items():
+                for _ in range(max(0, client.waiting - waiting.count(name))):
+                    asked = {"client": name, "weight": client.weight, "n": client.n}
+                    priority = self._rng.choice(client.priorities)
+                    self.submit(f"{name}{len(self.arrived)}", client.prompt, client.answer, priority=priority, **asked)
+            self.step()
+            for sequence in [*self.scheduler]:
+                client = clients[sequence.client.split()[0]]
+                lane = sequence.lane
+                if client.stops_after and lane >= 0:
+                    running = self.scheduler.executor(1).running
+                    if running.lanes.known[lane] - sequence.num_prompt >= client.stops_after:
+                        self.scheduler.cancel([sequence])
+
+
+CROWDS = {
+    "equal ones": {"a": Client(), "b": Client()},
+    "weights": {"a": Client(), "b": Client(weight=2.0), "c": Client(weight=4.0)},
+    "sizes": {"a": Client(prompt=300, answer=20), "b": Client(prompt=20, answer=150)},
+    "many answers": {"a": Client(n=16), "b": Client()},
+    "priorities": {"a": Client(priorities=(0, -1), waiting=100), "b": Client(waiting=100)},
+    "answers that end early": {"a": Client(answer=400, stops_after=20), "b": Client()},
+}
+
+
+def worst_error(crowd: str, shares: FairShares, num_blocks: int = AMPLE) -> float:
+    """How far a client is from its share at most."""
+    clients, service = CROWDS[crowd], CrowdedService(shares, num_blocks)
+    service.crowd(clients, 500)
+    service.tokens.clear()
+    service.crowd(clients, 1500)
+    due = sum(client.weight for client in clients.values())
+    got = {name: sum(tokens for client, tokens in service.tokens.items() if client.split()[0] == name) for name in clients}
+    return max(abs(got[name] / sum(got.values()) * due / client.weight - 1) for name, client in clients.items())
+
+
+@pytest.mark.parametrize("num_blocks", [AMPLE, 200])
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_tokens_are_shared_by_weights(crowd, num_blocks):
+    assert worst_error(crowd, FairShares(), num_blocks) < 0.05
+
+
+class InTheOrderOfArrival(FairShares):
+    def share_for(self, submit):
+        return super().share_for(submit)._replace(start=0.0, place=0)
+
+
+class WithoutWeights(FairShares):
+    def share_for(self, submit):
+        return super().share_for(msgspec.structs.replace(submit, weight=1.0))
+
+
+class WithAnAccountForEachPriority(FairShares):
+    def share_for(self, submit):
+        return super().share_for(msgspec.structs.replace(submit, client=f"{submit.client} {submit.priority}"))
+
+
+class Unsettled(FairShares):
+    """Never learns what a sequence has taken."""
+
+    def ended(self, sequence, *, is_whole):
+        sequence.share = sequence.share._replace(cost=sequence.num_served)
+        super().ended(sequence, is_whole=is_whole)
+
+
+class OfRequests(Unsettled):
+    """Counts each request as one sequence."""
+
+    def share_for(self, submit):
+        share = super().share_for(submit)
+        return share._replace(cost=share.cost / submit.n)
+
+
+class OfSequences(Unsettled):
+    """Counts sequences and not tokens."""
+
+    def share_for(self, submit):
+        return super().share_for(submit)._replace(cost=100.0)
+
+
+class OfLongAnswers(Unsettled):
+    """Takes answers for as long as they may be."""
+
+    def share_for(self, submit):
+        return super().share_for(submit)._replace(cost=len(submit.prompt) / 4 + submit.params.max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "crowd"),
+    [
+        (InTheOrderOfArrival, "weights"),
+        (WithoutWeights, "weights"),
+        (WithAnAccountForEachPriority, "priorities"),
+        (OfRequests, "many answers"),
+        (OfSequences, "sizes"),
+        (OfLongAnswers, "answers that end early"),
+    ],
+)
+def test_a_planted_unfairness_is_found(faulty, crowd):
+    assert worst_error(crowd, faulty()) > 0.05
