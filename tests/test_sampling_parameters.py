@@ -35,7 +35,7 @@ from kernels import reference
 from kernels.gpu.sampling.draw import choose_kernel
 from kernels.reference import INPUT_DTYPES, SamplingInputs
 from scheduler_svc.client.options import sampling_options
-from scheduler_svc.core.executor.block_table import BlockTable
+from scheduler_svc.core.executor.block_manager import BlockTable
 from scheduler_svc.core.executor.lanes import Lanes
 from scheduler_svc.core.executor.plan_builder import join_columns, sampling_columns
 from scheduler_svc.core.sequence import new_sequences

@@ -53,7 +53,14 @@ from tests.support.eventually import eventually
 from tests.support.pooling_folders import END, make_embedder, make_reranker
 
 KEYS = [
-    ApiKey(name="alice", sha256=digest("a"), created="2026-01-01T00:00:00Z", max_open_requests=9, min_priority=0, weight=2.5),
+    ApiKey(
+        name="alice",
+        sha256=digest("a"),
+        created="2026-01-01T00:00:00Z",
+        max_open_requests=9,
+        min_priority=0,
+        weight=2.5,
+    ),
     ApiKey(name="root", sha256=digest("r"), created="2026-01-01T00:00:00Z", admin=True),
 ]
 ALICE, ROOT = ({"authorization": f"Bearer {key}"} for key in "ar")

@@ -11,7 +11,7 @@ from common import messages as m
 from scheduler_svc.core.actions import SendToExecutor, WriteLog
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
-from scheduler_svc.core.executor.block_books import BOOKS_AT_ONCE
+from scheduler_svc.core.executor.block_manager import BOOKS_AT_ONCE
 from scheduler_svc.core.executor.lanes import INITIAL_LANES
 from scheduler_svc.core.fleet.fleet import MAX_MEMBERS
 from scheduler_svc.core.fleet.hello_check import MAX_BLOCKS, MAX_LANES

@@ -4,8 +4,7 @@ from array import array
 
 import pytest
 
-from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
-from scheduler_svc.core.executor.block_table import BlockTable, Grant
+from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, Grant, hash_block
 
 
 class Holder:

@@ -72,7 +72,9 @@ def worst_error(crowd: str, shares: FairShares, num_blocks: int = AMPLE) -> floa
     service.tokens.clear()
     service.crowd(clients, 1500)
     due = sum(client.weight for client in clients.values())
-    got = {name: sum(tokens for client, tokens in service.tokens.items() if client.split()[0] == name) for name in clients}
+    got = {
+        name: sum(tokens for client, tokens in service.tokens.items() if client.split()[0] == name) for name in clients
+    }
     return max(abs(got[name] / sum(got.values()) * due / client.weight - 1) for name, client in clients.items())
 
 

@@ -5,8 +5,7 @@ content with ours in the same scene.
 import pytest
 
 from common.errors import WireError
-from scheduler_svc.core.executor.block_manager import BlockManager
-from scheduler_svc.core.executor.block_table import Grant
+from scheduler_svc.core.executor.block_manager import BlockManager, Grant
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.executor.running_sequences import RunningSequences
 from scheduler_svc.core.scheduling.scheduler import Scheduler

@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
-
 from scheduler_svc.core.executor.answer_lengths import MAX_ENDS, PRIOR_MEDIAN, AnswerLengths
+
 from scheduler_svc.core.executor.memory_forecast import Forecast, Growing, LengthHistory
 
 SEQUENCES = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 300)), min_size=1, max_size=20)

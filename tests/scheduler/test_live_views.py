@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common import messages as m
-from scheduler_svc.core.executor.block_books import BlockBooks
+from scheduler_svc.core.executor.block_manager import BlockManager
 from scheduler_svc.core.observability.block_watch import BLOCKS_AT_ONCE
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from tests.support.chores import tick
@@ -36,7 +36,7 @@ def states(told: list[m.View], epoch: int, num_blocks: int) -> list[int]:
     return drawn.tolist()
 
 
-def blocks_of(blocks: BlockBooks) -> list[int]:
+def blocks_of(blocks: BlockManager) -> list[int]:
     """What the blocks of a pool are now."""
     used = len(blocks.ref_counts)
     return blocks.states(range(used)).tolist() + [0] * (blocks.num_blocks - used)

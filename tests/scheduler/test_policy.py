@@ -10,8 +10,8 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
 from scheduler_svc.core.fleet.membership import Membership
-from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.fair_shares import SEQUENCES_A_PRIORITY
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from tests.support.chores import done
 from tests.support.rig import Rig, limits

@@ -7,8 +7,7 @@ import pytest
 
 from common import messages as m
 from common.wire import int32_array
-from scheduler_svc.core.executor.block_manager import BlockManager, hash_block
-from scheduler_svc.core.executor.block_table import BlockTable, Grant
+from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, Grant, hash_block
 from scheduler_svc.core.scheduling import plan_budget
 from scheduler_svc.core.scheduling.suspects import SUSPICIOUS_STRIKES
 from scheduler_svc.core.sequence import Sequence

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from common.wire import int32_array
 from scheduler_svc.core.executor.announced_blocks import AnnouncedBlocks
-from scheduler_svc.core.executor.block_books import NO_PARENT
+from scheduler_svc.core.executor.block_manager import NO_PARENT
 from scheduler_svc.core.executor.cache_events import CacheEvents
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.server.kv_event_format import encode_batch

@@ -6,9 +6,7 @@ A subclass, so that a scheduler that tells nobody pays for none of this.
 from collections.abc import Iterable
 from typing import Protocol
 
-from scheduler_svc.core.executor.block_books import NO_PARENT
-from scheduler_svc.core.executor.block_manager import BlockManager, HashFunction
-from scheduler_svc.core.executor.block_table import BlockTable
+from scheduler_svc.core.executor.block_manager import NO_PARENT, BlockManager, BlockTable, HashFunction
 
 
 class Listener(Protocol):

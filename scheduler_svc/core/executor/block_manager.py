@@ -3,17 +3,27 @@
 Pure: no socket, clock or log. The scheme of hashed, reference-counted blocks is vLLM's; what differs is that
 counts are derived instead of triggered by an edge, that a hit is verified instead of trusted, and that matching
 the cache and allocating are one transaction (`reserve`). docs/architecture.md lists the invariants by number.
+
+A block is an index into parallel lists: with a few dozen blocks to a prompt and a prompt in every other step, one
+object a block would cost more than all the hashing.
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Lists
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from common.wire import IntArray
-from scheduler_svc.core.executor.block_books import NO_PARENT, BlockBooks
-from scheduler_svc.core.executor.block_table import TOKEN_BYTES, BlockTable, Grant
 from scheduler_svc.core.sequence import NO_POSITION, Tail
+
+TOKEN_BYTES = 4
+NO_PARENT = -1
+BOOKS_AT_ONCE = 1024  # blocks that books are made for when they run out: an executor's Hello may promise a million
 
 Accept = Callable[[int], bool] | None
 HashFunction = Callable[[bytes, int], int]
@@ -22,19 +32,136 @@ HashFunction = Callable[[bytes, int], int]
 hash_block: HashFunction = xxhash.xxh3_64_intdigest
 
 
-class BlockManager(BlockBooks):
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """A running sequence's blocks.
+
+    Attributes:
+        ids: int32 array, block ids in order of position; ceil(computed tokens / block_size) of them.
+        num_published: leading blocks that stand in the prefix cache's index.
+        is_stuck: nothing from the next block on is published, nor hit: its key is taken by other content, or the
+            sequence is computed without the prefix cache.
+        salt: of the sequence's request; part of the first block's content.
+        tail: what the sequence left here when it ran here last, as far as it has not been taken back.
+    """
+
+    salt: bytes = b""
+    ids: "array[int]" = field(default_factory=lambda: array("i"))
+    num_published: int = 0
+    is_stuck: bool = False
+    tail: Tail | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What `reserve` gave: everything a plan's row needs to know about the sequence.
+
+    Attributes:
+        start: position of the first token to compute.
+        count: tokens to compute.
+        store_from: positions below it are in the cache already and must not be written. Such a position is computed
+            only for its logits: the last one of a full-prompt hit, and those that say how likely the prompt is.
+        num_hits: blocks that came from the prefix cache.
+        num_new: blocks that were allocated.
+        num_own: blocks of its own tail.
+    """
+
+    start: int
+    count: int
+    store_from: int
+    num_hits: int
+    num_new: int
+    num_own: int = 0
+
+
+class BlockManager:
     """Owns the block ids of a pool.
 
     Args:
         num_blocks: ids run from 0 to num_blocks - 1.
         block_size: positions in a block.
         hash_function: (content, parent's key) -> key; tests force collisions with it.
+
+    Attributes:
+        ref_counts: tables each block stands in; 0 means free.
+        keys: each block's entry in the index, None while it is not published.
+        uids: name the content that a block has now, and are never used again; 0 where no name is needed. A published
+            block has one, and so has a free block that is a waiting sequence's tail (`Tail`).
+        contents: token ids of a published block as int32 bytes, behind the salt in the first block of a sequence;
+            whatever was there last in one that is not published.
+        parents, parent_uids: the block before it when it was published (NO_PARENT for a first block), and what that
+            one held. A parent that was handed out anew is told from the one the child was built on.
+        touched: blocks whose state may have changed, for who shows them; None while it is not shown.
     """
 
     def __init__(self, num_blocks: int, block_size: int, hash_function: HashFunction = hash_block) -> None:
-        super().__init__(num_blocks, block_size)
-        self._block_bytes = TOKEN_BYTES * block_size
         self._hash = hash_function
+        self._block_bytes = TOKEN_BYTES * block_size
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.ref_counts: list[int] = []
+        self.keys: list[int | None] = []
+        self.uids: list[int] = []
+        self.contents: list[bytes] = []
+        self.parents: list[int] = []
+        self.parent_uids: list[int] = []
+        self._index: dict[int, int] = {}
+        # Free blocks, those to hand out first: blank, the last one freed; never used; named, the least recently freed.
+        self._blank: list[int] = []
+        self._first_unused = 0
+        self._named: OrderedDict[int, None] = OrderedDict()
+        self._last_uid = 0
+        self.touched: dict[int, None] | None = None
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that stand in no table."""
+        return len(self._blank) + self.num_blocks - self._first_unused + len(self._named)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that the index leads to, free or not."""
+        return len(self._index)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` positions take."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out `count` free blocks, which there must be, for a table whose tokens need no look into the cache."""
+        blank = self._blank
+        blocks = [blank.pop() for _ in range(min(count, len(blank)))]
+        if (missing := count - len(blocks)) and (num_unused := min(missing, self.num_blocks - self._first_unused)):
+            blocks += self._take_unused(num_unused)
+            missing -= num_unused
+        ref_counts = self.ref_counts
+        for block in blocks:
+            ref_counts[block] = 1
+        if missing:
+            popitem, keys, uids, index = self._named.popitem, self.keys, self.uids, self._index
+            for _ in range(missing):
+                block = popitem(last=False)[0]
+                blocks.append(block)
+                ref_counts[block] = 1
+                key = keys[block]
+                uids[block] = 0
+                if key is not None:  # `_unpublish`, without the price of a call for each block
+                    del index[key]
+                    keys[block] = None
+        if self.touched is not None:
+            self.touched.update(dict.fromkeys(blocks))
+        return blocks
+
+    def states(self, blocks: Lists[int]) -> npt.NDArray[np.uint8]:
+        """What these blocks are, each as its index in `BLOCK_STATES`. All of them have been used."""
+        if isinstance(blocks, range):
+            refs, uids = self.ref_counts[blocks.start : blocks.stop], self.uids[blocks.start : blocks.stop]
+        else:
+            refs = list(map(self.ref_counts.__getitem__, blocks))
+            uids = list(map(self.uids.__getitem__, blocks))
+        counts, named = np.array(refs, np.int64), np.array(uids, np.int64) != 0
+        states: npt.NDArray[np.uint8] = np.where(counts > 0, np.minimum(counts, 2) + 1, named).astype(np.uint8)
+        return states
 
     def first_key(self, content: bytes) -> int:
         """Key of a first block with this content: the sequence's salt, and its tokens as int32 bytes."""
@@ -288,6 +415,8 @@ class BlockManager(BlockBooks):
             assert key is None or self._index[key] == block
         assert all(self.keys[block] == key for key, block in self._index.items())
 
+    # --- inside ---
+
     def _holds(self, block: int, content: bytes, parent_uid: int) -> bool:
         """Whether a block's K and V are those of `content` after that parent (the key alone proves nothing)."""
         return self.parent_uids[block] == parent_uid and self.contents[block] == content
@@ -296,3 +425,44 @@ class BlockManager(BlockBooks):
         """Whether a block's parent still holds what it held when the block was published."""
         parent = self.parents[block]
         return parent == NO_PARENT or self.uids[parent] == self.parent_uids[block]
+
+    def _take_unused(self, count: int) -> range:
+        first, end = self._first_unused, self._first_unused + count
+        self._first_unused = end
+        if end > len(self.keys):
+            more = min(max(end - len(self.keys), BOOKS_AT_ONCE), self.num_blocks - len(self.keys))
+            for book in (self.ref_counts, self.uids, self.parent_uids):
+                book.extend([0] * more)
+            self.parents += [NO_PARENT] * more
+            self.keys += [None] * more
+            self.contents += [b""] * more
+        return range(first, end)
+
+    def _pin(self, block: int) -> None:
+        if self.ref_counts[block] == 0:
+            del self._named[block]
+        self.ref_counts[block] += 1
+        if self.touched is not None:
+            self.touched[block] = None
+
+    def _drop(self, block: int) -> None:
+        if self.touched is not None:
+            self.touched[block] = None
+        self.ref_counts[block] -= 1
+        if self.ref_counts[block] == 0:
+            if self.uids[block]:
+                self._named[block] = None
+            else:
+                self._blank.append(block)
+
+    def _unpublish(self, block: int) -> None:
+        key = self.keys[block]
+        assert key is not None
+        if self.touched is not None:
+            self.touched[block] = None
+        del self._index[key]
+        self.keys[block] = None
+        self.uids[block] = 0
+        if self.ref_counts[block] == 0:
+            del self._named[block]
+            self._blank.append(block)

@@ -13,8 +13,7 @@ import numpy as np
 
 from common.messages import LaneStart, Plan
 from common.step_result import ResultColumns
-from scheduler_svc.core.executor.block_manager import BlockManager, HashFunction, hash_block
-from scheduler_svc.core.executor.block_table import BlockTable
+from scheduler_svc.core.executor.block_manager import BlockManager, BlockTable, HashFunction, hash_block
 from scheduler_svc.core.executor.inflight_plan import Completed, InflightPlan
 from scheduler_svc.core.executor.known_content import keep_what_is_known
 from scheduler_svc.core.executor.plan_answer import take_answer

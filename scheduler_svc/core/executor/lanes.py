@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from common.wire import IntArray
-from scheduler_svc.core.executor.block_table import BlockTable
+from scheduler_svc.core.executor.block_manager import BlockTable
 from scheduler_svc.core.sequence import Sequence
 
 MAX_STOPS = 8  # stop tokens that are looked for in one comparison; a sequence with more is looked at by itself

@@ -12,7 +12,7 @@ import numpy as np
 from common.messages import LaneStart
 from common.sampling_columns import SamplingColumns
 from common.wire import IntArray
-from scheduler_svc.core.executor.block_table import TOKEN_BYTES, BlockTable, Grant
+from scheduler_svc.core.executor.block_manager import TOKEN_BYTES, BlockTable, Grant
 from scheduler_svc.core.executor.lanes import Lanes
 from scheduler_svc.core.sequence import Sequence
 

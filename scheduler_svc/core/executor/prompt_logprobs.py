@@ -12,7 +12,7 @@ import numpy as np
 
 from common.prompt_targets import PromptTargets
 from common.step_result import ResultColumns
-from scheduler_svc.core.executor.block_table import TOKEN_BYTES
+from scheduler_svc.core.executor.block_manager import TOKEN_BYTES
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step_output import PromptLogprobs

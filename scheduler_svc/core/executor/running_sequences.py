@@ -8,8 +8,7 @@ import numpy as np
 
 from common.plan import ExecutorLimits
 from common.wire import IntArray
-from scheduler_svc.core.executor.block_manager import Accept, BlockManager
-from scheduler_svc.core.executor.block_table import BlockTable, Grant
+from scheduler_svc.core.executor.block_manager import Accept, BlockManager, BlockTable, Grant
 from scheduler_svc.core.executor.lanes import LanePhase, Lanes
 from scheduler_svc.core.executor.memory_forecast import Forecast, Growing
 from scheduler_svc.core.executor.plan_builder import DecodeRows, PromptRow

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.messages import BLOCK_FACTOR, BlockChanges
 from common.wire import IntArray
-from scheduler_svc.core.executor.block_books import BlockBooks
+from scheduler_svc.core.executor.block_manager import BlockManager
 
 BLOCKS_AT_ONCE = 2**15  # that one View tells of all pools: a few milliseconds of work
 
@@ -22,7 +22,7 @@ class BlockWatch:
         epoch, blocks: of the executor.
     """
 
-    def __init__(self, epoch: int, blocks: BlockBooks) -> None:
+    def __init__(self, epoch: int, blocks: BlockManager) -> None:
         self._epoch = epoch
         self._blocks = blocks
         self._next = 0  # where the walk goes on

@@ -187,9 +187,7 @@ class Admission:
                 break
         return rows
 
-    def _next_to_give(
-        self, executor: ExecutorState, waiting: Sequence, rows: Lists[PromptRow]
-    ) -> Sequence | None:
+    def _next_to_give(self, executor: ExecutorState, waiting: Sequence, rows: Lists[PromptRow]) -> Sequence | None:
         """The running sequence that gives its lane and its blocks to a waiting one before it in rank; None if no one
         has to, or all that may give have too few blocks.
 
