@@ -11,7 +11,7 @@ from scheduler_svc.core.core import Core
 from scheduler_svc.core.executor import plan_answer
 from scheduler_svc.core.executor.block_manager import BlockManager
 from scheduler_svc.core.executor.capacity import Capacities, TaskCapacities
-from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.fleet import fleet
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.fleet.step_clock import StepClock
@@ -241,22 +241,14 @@ def never_notices_a_broken_connection(monkeypatch):
     monkeypatch.setattr(Core, "executor_gone", lambda self, peer, now: [])
 
 
-def _with_intake(monkeypatch, wrong: Intake) -> None:
-    """Executors take what they took before they were in this state."""
-    right = ExecutorState.intake.fget
-    monkeypatch.setattr(
-        ExecutorState, "intake", property(lambda self: self._intake if right(self) is wrong else right(self))
-    )
-
-
 @fault("drains")
 def gives_a_draining_executor_plans(monkeypatch):
-    _with_intake(monkeypatch, Intake.STOPPED)
+    monkeypatch.setattr(ExecutorState, "is_draining", False)
 
 
 @fault("drains")
 def gives_a_finishing_executor_sequences(monkeypatch):
-    _with_intake(monkeypatch, Intake.ENDING)
+    monkeypatch.setattr(ExecutorState, "is_leaving", ExecutorState.is_draining)
 
 
 @fault("upgrades")

@@ -467,7 +467,7 @@ class Witness:
         before = self._models.get(sequence, model)
         self._models[sequence] = model
         if before != model and sequence in self._spoken:
-            others = [e for e in core.scheduler.executors if e.model == before and not e.intake.is_leaving]
+            others = [e for e in core.scheduler.executors if e.model == before and not e.is_leaving]
             takes = [e for e in others if sequence.params.task in e.limits.tasks]
             able = [e for e in takes if sequence.num_positions <= capacity(e.limits)]
             fits = [e.name for e in able if self.libraries.fits(sequence, e.epoch)]

@@ -6,7 +6,6 @@ An ExecutorState says what the executor can do, and does it: it builds a plan an
 
 from collections import deque
 from collections.abc import Collection
-from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -35,28 +34,6 @@ from scheduler_svc.core.sequence import NO_POSITION, Sequence, State
 from scheduler_svc.core.step_output import StepOutput
 
 _NO_COUNTS = np.zeros(0, np.int32)
-
-
-class Intake(Enum):
-    """What an executor takes. The first three are states of one that is READY in the fleet:
-
-        OPEN ──one in the queue does not fit──▶ FULL ──memory is given back, or another is first──▶ OPEN
-        OPEN ──a suspect is next in the queue──▶ EMPTYING ──the plans in flight are answered──▶ OPEN
-
-    The other two follow from its standing: FINISHING gives ENDING, DRAINING gives STOPPED, whatever the state was. So
-    an executor that is to leave no longer empties for a suspect, which runs on another one.
-    """
-
-    OPEN = "open"  # plans and sequences
-    FULL = "full"  # plans, but no sequence, because memory is short
-    EMPTYING = "emptying"  # no plan before those in flight are answered: then a suspect has one alone
-    ENDING = "ending"  # plans for the sequences that it has, and no other sequence
-    STOPPED = "stopped"  # nothing
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether no sequence may be placed here, now or later."""
-        return self in (Intake.ENDING, Intake.STOPPED)
 
 
 class EarlierIndex(NamedTuple):
@@ -92,6 +69,7 @@ class ExecutorState:
         inflight: plans sent and not answered, in the order sent, which is the order they run in.
         num_sat_out: plans in a row that sequences which yield sat out.
         is_suspects: whether the last plan was one of a suspect alone.
+        awaits_suspect: whether a suspect is next in the queue, which must run alone.
         num_doubts: sequences that are computed once more because a row had no numbers here.
         num_hit_tokens: tokens of sequences that were admitted here that its prefix cache had.
     """
@@ -122,7 +100,7 @@ class ExecutorState:
         self.num_sat_out = 0
         self.is_suspects = False
         self.num_doubts = 0
-        self._intake = Intake.OPEN
+        self.awaits_suspect = False
         self._refused: Sequence | None = None
         self._first_then: Sequence | None = None  # in the queue, when that one was refused
         self._next_step = 0
@@ -198,15 +176,23 @@ class ExecutorState:
                 ends |= dict.fromkeys(plan.everyone, NO_POSITION) | dict(plan.unsampled)
         return ends
 
-    # --- intake ---
+    # --- what it takes ---
 
     @property
-    def intake(self) -> Intake:
-        """What the executor takes now."""
-        standing = self.membership.standing
-        if standing is Standing.READY:
-            return Intake.FULL if self._intake is Intake.OPEN and self.is_full else self._intake
-        return Intake.ENDING if standing is Standing.FINISHING else Intake.STOPPED
+    def is_leaving(self) -> bool:
+        """Whether no sequence may be placed here, now or later."""
+        return self.membership.standing is not Standing.READY
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it gets no plan any more."""
+        return self.membership.standing is Standing.DRAINING
+
+    @property
+    def is_emptying(self) -> bool:
+        """Whether it gets no plan before those in flight are answered, because a suspect is next in the queue, and then
+        has one alone. One that leaves does not empty: the suspect runs elsewhere."""
+        return self.awaits_suspect and not self.is_leaving
 
     @property
     def is_doubtful(self) -> bool:
@@ -228,14 +214,6 @@ class ExecutorState:
             return True
         self._refused = None
         return False
-
-    def empty_for_suspect(self) -> None:
-        """A suspect is next in the queue, and must run alone."""
-        self._intake = Intake.EMPTYING
-
-    def emptied(self) -> None:
-        """The plans in flight are answered."""
-        self._intake = Intake.OPEN
 
     # --- sequences leave ---
 

@@ -6,7 +6,7 @@ Waiting sequences are admitted in the order of their rank. Memory that runs shor
 from collections.abc import Collection
 from collections.abc import Sequence as Lists
 
-from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.executor.memory_forecast import Forecast
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.scheduling.placement import PlacementRule, Room
@@ -133,7 +133,7 @@ class Admission:
         """
         rows: list[PromptRow] = []
         running = executor.running
-        if executor.intake not in (Intake.OPEN, Intake.FULL):
+        if executor.is_leaving or executor.is_emptying:
             return rows
         first = self._sequences.waiting.first(executor.epoch)
         if first is None or executor.has_refused(first):
@@ -166,7 +166,7 @@ class Admission:
                 break
             if is_suspect(sequence) != suspect:
                 if not suspect:
-                    executor.empty_for_suspect()
+                    executor.awaits_suspect = True
                 break
             row = None
             if running.has_free_lane:

@@ -79,7 +79,7 @@ def kinds_of(executors: Iterable[ExecutorState]) -> Kinds:
     """Executors that take new sequences, in the order in which they joined, by what they offer."""
     kinds: Kinds = {}
     for executor in executors:
-        if not executor.intake.is_leaving:
+        if not executor.is_leaving:
             limits, membership = executor.limits, executor.membership
             kind = Kind(limits.tasks, capacity(limits), limits.vocab_size, membership.model, membership.grammars)
             kinds.setdefault(kind, []).append(executor)

@@ -14,7 +14,7 @@ from common.step_result import parse_result
 from scheduler_svc.core.executor.block_manager import HashFunction, hash_block
 from scheduler_svc.core.executor.cache_events import CacheEvents
 from scheduler_svc.core.executor.capacity import Capacity
-from scheduler_svc.core.executor.executor_state import EarlierIndex, ExecutorState, Intake
+from scheduler_svc.core.executor.executor_state import EarlierIndex, ExecutorState
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.admission import Admission
@@ -109,13 +109,13 @@ class Scheduler:
         What is returned must be sent: blocks that it fills are in the prefix cache already.
         """
         executor = self.sequences.executors[epoch]
-        if not self.may_plan(epoch) or executor.intake is Intake.STOPPED:
+        if not self.may_plan(epoch) or executor.is_draining:
             return None
         self.sequences.regroup()
         if executor.is_suspects and executor.inflight:
             return None  # a suspect is alone until its row is answered
         suspects = self._suspects.on(executor)
-        if not executor.is_suspects and (suspects or executor.intake is Intake.EMPTYING):
+        if not executor.is_suspects and (suspects or executor.is_emptying):
             if executor.inflight:
                 return None
             if (plan := self._plan_suspect(executor, suspects)) is not None:
@@ -140,8 +140,8 @@ class Scheduler:
                 if (row := running.reserve_more(suspect, tokens)) is not None:
                     return self._build(executor, [row], others, is_suspects=True)
             self.sequences.requeue(executor, suspect)  # others have the memory: it waits for its turn to be admitted
-        if executor.intake is Intake.EMPTYING:
-            executor.emptied()
+        if executor.is_emptying:
+            executor.awaits_suspect = False
             if rows := self._admission.admit(executor, PlanBudget(executor.limits), suspect=True):
                 return self._build(executor, rows, {*running.decode_rows().sequences}, is_suspects=True)
         return None

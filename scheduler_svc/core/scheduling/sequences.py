@@ -373,7 +373,7 @@ class Sequences:
         if not sequence.has_grammar or sequence.num_positions > ready:
             return self._give_up_pool(sequence, ready)
         if sequence.takes_any_library:
-            masking = [e for e in self.executors.values() if e.membership.grammars and not e.intake.is_leaving]
+            masking = [e for e in self.executors.values() if e.membership.grammars and not e.is_leaving]
             if masking:  # a larger executor, without a library, is of no use
                 return self._give_up_pool(sequence, max(capacity(e.limits) for e in masking))
             message = (

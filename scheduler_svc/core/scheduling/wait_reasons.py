@@ -1,7 +1,7 @@
 """Why a sequence waits, in one word for people. Pure, and nothing is decided by it."""
 
 from common.messages import WaitReason
-from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import Sequence
@@ -16,9 +16,9 @@ def wait_reason(sequence: Sequence, sequences: Sequences) -> WaitReason:
         "pool": sequence.awaited > 0,
         "landing": sequence.num_inflight > 0,
         "no_executor": not able,
-        "alone": is_suspect(sequence) or all(executor.intake is Intake.EMPTYING for executor in able),
+        "alone": is_suspect(sequence) or all(executor.is_emptying for executor in able),
         "lanes": not with_lanes,
-        "memory": all(executor.intake is Intake.FULL for executor in with_lanes),
+        "memory": all(executor.is_full for executor in with_lanes),
         "yields": sequence.yields and all(_has_prompts_of_others(executor) for executor in with_lanes),
     }
     return next((reason for reason, holds in reasons.items() if holds), "turn")

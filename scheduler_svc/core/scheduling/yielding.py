@@ -4,7 +4,7 @@ While a prompt of another sequence is computed, they have no rows: the plan is a
 as if they were not there. They keep their lanes and blocks, and go on with the next plan.
 """
 
-from scheduler_svc.core.executor.executor_state import ExecutorState, Intake
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.executor.plan_builder import PromptRow
 from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
 from scheduler_svc.core.sequence import Sequence
@@ -35,7 +35,7 @@ def _is_prompt_next(executor: ExecutorState, waiting: WaitingQueue) -> bool:
         return True
     running = executor.running
     has_lane = running.has_free_lane or running.num_yielding > running.num_kept
-    if executor.intake is not Intake.OPEN or not has_lane:
+    if executor.is_leaving or executor.is_emptying or executor.is_full or not has_lane:
         return False
     first = waiting.first(executor.epoch)
     return first is not None and not first.yields
