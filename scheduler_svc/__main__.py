@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import secrets
 import signal
 import socket
 import sys
@@ -189,6 +190,7 @@ def main(
                     adoption_wait_s=adoption_wait_s,
                     task_grace_s=task_grace_s,
                     announced_salt=None if kv_events is None else kv_events.salt,
+                    address_key=secrets.token_bytes(32),
                 ),
                 step_floor_s=step_floor_s,
                 reconnect_grace_s=reconnect_grace_s,

@@ -4,10 +4,11 @@ from typing import Literal
 
 import msgspec
 
-WaitReason = Literal["no_executor", "pool", "landing", "alone", "lanes", "memory", "yields", "turn"]
+WaitReason = Literal["no_executor", "pool", "landing", "alone", "share", "lanes", "memory", "yields", "turn"]
 """What a sequence waits for: an executor that can take it; the next executor of the pool that it left much in; its own
-tokens in flight; that it, or one before it, runs alone after failures; a lane; memory; prompts of others, to which it
-yields; nothing but its turn in one of the next plans."""
+tokens in flight; that it, or one before it, runs alone after failures; others that came later and go first, as their
+clients have had less; a lane; memory; prompts of others, to which it yields; nothing but its turn in one of the next
+plans."""
 
 
 EventKind = Literal[

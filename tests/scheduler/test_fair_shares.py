@@ -18,8 +18,8 @@ CLIENTS = ("a", "b")
 class Book:
     """Requests that are accepted and end."""
 
-    def __init__(self) -> None:
-        self.shares = FairShares()
+    def __init__(self, address_key: bytes = b"a secret") -> None:
+        self.shares = FairShares(address_key)
         self.arrivals = 0
 
     def accept(self, prompt: int = 10, answer: int = 90, priority: int = 0, **fields: object) -> list[Sequence]:
@@ -166,4 +166,4 @@ def test_an_address_is_an_account_that_nobody_can_read():
     assert starts(book.accept(address="2001:db8::/64")) == [0]
     sequence = book.accept(address="192.0.2.7")[0]
     assert "192.0.2.7" not in repr(book.shares.saved(is_whole=True)) + repr(sequence) + sequence.client
-    assert sequence.client != Book().accept(address="192.0.2.7")[0].client, "each life has a key of its own"
+    assert sequence.client != Book(b"another").accept(address="192.0.2.7")[0].client, "each life has a key of its own"

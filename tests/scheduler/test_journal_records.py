@@ -117,7 +117,7 @@ def test_a_request_comes_back_as_it_was_submitted():
 @given(st.integers(0, 2**32))
 def test_any_request_comes_back_as_it_was_submitted(seed):
     """With constraints and without: nothing asked is another thing than constraints that ask nothing."""
-    whole = msgspec.structs.replace(AnyMessage(m.Submit, random.Random(seed))(), charge=None)
+    whole = msgspec.structs.replace(AnyMessage(m.Submit, random.Random(seed))(), charge=None, address="")
     record = RequestRecord(0, 0.0, SubmitRecord.of(whole), (Progress(),) * whole.n)
     (found,) = replay([encode([record])])
     assert found == record
@@ -135,7 +135,7 @@ def test_nothing_asked_and_constraints_that_ask_nothing_are_two_things(constrain
 
 def test_every_field_of_a_request_is_kept():
     """A field of the message that the journal is not to keep is named here."""
-    not_kept = {"charge"}  # a life begins with full accounts
+    not_kept = {"charge", "address"}  # a life begins with full accounts, and knows nobody's address
     kinds = ((SubmitRecord, m.Submit), (SamplingRecord, m.SamplingParams), (ConstraintsRecord, m.Constraints))
     for record, message in kinds:
         kept, said = ({f.name: f.default for f in msgspec.structs.fields(kind)} for kind in (record, message))

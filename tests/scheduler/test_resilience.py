@@ -468,18 +468,3 @@ def test_an_executor_that_left_in_order_is_not_remembered():
     scheduler.remove_executor(2, 1.0)
     assert set(scheduler.known_executors(2.0)) == {"stays", "is lost"}
     assert scheduler.largest(2.0) == 256
-
-
-def test_ended_answers_of_an_earlier_life_teach_what_they_were():
-    """Those that used up their max_tokens, and would have been longer, ended by themselves no more than before."""
-    scheduler = Scheduler()
-    prompt = array("i", [1]).tobytes()
-    submit = m.Submit(request_id="a", prompt=prompt, params=m.SamplingParams(max_tokens=3), n=3)
-    had = [Earlier(Generated(array("i", [5] * 3).tobytes()), ended=reason) for reason in ("length", "error")]
-    restored = scheduler.restore(submit, 0, [*had, Earlier()], None)
-    assert [sequence.state for sequence in restored] == [State.FINISHED, State.FINISHED, State.WAITING]
-    assert list(scheduler) == restored[2:]
-    lengths = scheduler.history.of(can_stop=False)
-    assert lengths.is_certain
-    scheduler.restore(submit, 3, [Earlier(had[0].output, ended="stop")] * 3, None)
-    assert not lengths.is_certain

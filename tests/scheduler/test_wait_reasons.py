@@ -30,6 +30,16 @@ def test_lanes():
     assert reasons(service) == {"c": "lanes"}
 
 
+def test_others_go_first_whose_clients_have_had_less():
+    service = Service()
+    service.join("one", max_num_seqs=2)
+    for name in ("a", "b", "c", "d"):
+        service.submit(name, max_tokens=30, client="heavy")
+    service.turn(num_answers=2)
+    service.submit("e", max_tokens=30, client="light")
+    assert reasons(service) == {"e": "lanes", "c": "share", "d": "share"}
+
+
 def test_memory():
     service = Service()
     service.join("one", num_blocks=8, max_model_len=32)

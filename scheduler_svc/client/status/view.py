@@ -19,6 +19,7 @@ _WAITS_FOR = {
     "pool": "the first for the next executor of its memory",
     "landing": "the first for its own tokens in flight",
     "alone": "the first to run alone after failures, or behind one that does",
+    "share": "the first for others, whose clients have had less",
     "lanes": "the first for a lane",
     "memory": "the first for memory",
     "yields": "the first for prompts of others to be computed",

@@ -15,7 +15,7 @@ from scheduler_svc.core.observability.block_watch import BLOCKS_AT_ONCE, BlockWa
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.requests.request_table import RequestTable
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.scheduling.wait_reasons import wait_reason
+from scheduler_svc.core.scheduling.wait_reasons import wait_reasons
 
 
 class LiveViews:
@@ -115,9 +115,9 @@ class LiveViews:
                 output=sequence.num_output,
                 priority=self._priority(sequence.request_id),
                 since=self._counters.lives.since(sequence),
-                reason=wait_reason(sequence, sequences),
+                reason=reason,
             )
-            for sequence in islice(sequences.waiting, m.MAX_SHOWN)
+            for sequence, reason in islice(wait_reasons(sequences), m.MAX_SHOWN)
         ]
 
     def _running(self) -> list[m.RunningSequence]:

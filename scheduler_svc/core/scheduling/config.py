@@ -22,6 +22,7 @@ class SchedulerConfig:
         adoption_wait_s: how long sequences wait at most for the next executor of a pool that holds their K and V, while
             others could compute these anew.
         announced_salt: routers are told which blocks of requests with this `cache_salt` are cached; None tells nothing.
+        address_key: secret of this life (`FairShares`).
     """
 
     window: int = 2
@@ -32,3 +33,4 @@ class SchedulerConfig:
     grammars: str = ""
     adoption_wait_s: float = LONGEST_WAIT_S
     announced_salt: str | None = None
+    address_key: bytes = b""

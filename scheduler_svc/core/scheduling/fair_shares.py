@@ -6,7 +6,6 @@ served, if it gets its share. Its next request starts then or, if the client has
 The start, moved by the priority, is the place. It is fixed when the request is accepted, and never changes.
 """
 
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -72,15 +71,18 @@ class FairShares:
     To spread over priorities gains a client nothing: all that does not yield is on one account. What yields has only
     what others leave, and is on another.
 
+    Args:
+        address_key: secret of this life, so that nobody can tell whose an address's account is.
+
     Attributes:
         virtual_time: tokens that a client of weight 1 has had by now, if it took its whole share. It never falls.
         cost: tokens that a sequence is expected to take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address_key: bytes = b"") -> None:
         self.virtual_time = 0.0
         self.cost = Mean(0.0)
-        self._address_key = secrets.token_bytes(32)  # nobody outside of this process can tell whose an account is
+        self._address_key = address_key
         self._output = Mean(PRIOR_OUTPUT)
         self._accounts: dict[tuple[str, bool], Account] = {}
         self._changed: set[tuple[str, bool]] = set()

@@ -54,14 +54,7 @@ class Scheduler:
     ) -> None:
         self.config = config = config or SchedulerConfig()
         self.stats = SchedulerStats()
-        self.sequences = Sequences(
-            config.max_waiting,
-            config.pool_grace_s,
-            config.task_grace_s,
-            self.stats,
-            grammars=config.grammars,
-            first_arrival=first_arrival,
-        )
+        self.sequences = Sequences(config, self.stats, first_arrival)
         self.cache_events = None if config.announced_salt is None else CacheEvents(config.announced_salt)
         self._hash_function = hash_function
         self._suspects = self.sequences.suspects

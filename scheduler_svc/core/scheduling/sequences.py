@@ -14,6 +14,7 @@ from common.wire import int32_array
 from scheduler_svc.core.executor.capacity import Capacities, Capacity, capacity
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.arrivals import checked_prompt, with_max_tokens
+from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.deadlines import Deadlines
 from scheduler_svc.core.scheduling.fair_shares import FairShares
 from scheduler_svc.core.scheduling.needs import Needs, able_executors, kinds_of
@@ -32,10 +33,9 @@ class Sequences:
     """The sequences that have not ended, the queue, and the executors of all live epochs.
 
     Args:
-        max_waiting: sequences of each task that may wait.
-        pool_grace_s: how long one waits for an executor that fits it, beside others.
+        config: its limits.
         stats: where it counts what it does.
-        grammars: the library that grammars are compiled with.
+        first_arrival: of the sequences to come.
 
     Attributes:
         executors: by epoch.
@@ -48,20 +48,11 @@ class Sequences:
         moves: since `take_moves` was called.
     """
 
-    def __init__(
-        self,
-        max_waiting: int,
-        pool_grace_s: float,
-        task_grace_s: float,
-        stats: SchedulerStats,
-        *,
-        grammars: str = "",
-        first_arrival: int = 0,
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, stats: SchedulerStats, first_arrival: int = 0) -> None:
         self.executors: dict[int, ExecutorState] = {}
-        self.capacities = Capacities(pool_grace_s, task_grace_s)
-        self.waiting = WaitingQueue(grammars)
-        self.shares = FairShares()
+        self.capacities = Capacities(config.pool_grace_s, config.task_grace_s)
+        self.waiting = WaitingQueue(config.grammars)
+        self.shares = FairShares(config.address_key)
         self.suspects = Suspects()
         self.pools = Pools()
         self.in_doubt: dict[Sequence, None] = {}
@@ -73,8 +64,8 @@ class Sequences:
         self._awaited: list[int] = []  # epochs that ended, and whose pools sequences wait for
         self._changed_at: float | None = None  # when other executors began or ceased to take sequences
         self._now = 0.0
-        self._max_waiting = max_waiting
-        self._grammars = grammars
+        self._max_waiting = config.max_waiting
+        self._grammars = config.grammars
         self._stats = stats
         self._arrivals = first_arrival
 

@@ -18,6 +18,7 @@ from common.clocks import read_clocks
 from scheduler_svc.core.requests.group_commit import JournalBatch
 from scheduler_svc.core.requests.journal_records import (
     FORMAT_VERSION,
+    AccountRecord,
     AnyRecord,
     Ending,
     EndRecord,
@@ -27,6 +28,7 @@ from scheduler_svc.core.requests.journal_records import (
     PromptRecord,
     Record,
     RequestRecord,
+    SharesRecord,
     StepRecord,
     SubmitRecord,
     encode,
@@ -106,6 +108,7 @@ def example() -> list[list[AnyRecord]]:
         context=bytes(range(256)),
         is_resumable=True,
         may_shorten=True,
+        weight=2.5,
     )
     params = m.SamplingParams(max_tokens=9, prompt_logprobs=1)
     left = m.Submit(request_id="d", prompt=_int32(8, 9, 10), params=params)
@@ -120,7 +123,11 @@ def example() -> list[list[AnyRecord]]:
     ended = (Progress(_int32(8, 9), "model-a bf16", 1, burnt, *columns),)
     return [
         [LifeRecord(1), RequestRecord(40, 1.8e9, SubmitRecord.of(old), ended, True, 40, "another tokenizer")],
-        [RequestRecord(41, 1.8e9 + 1.5, SubmitRecord.of(whole), (Progress(), Progress()), True, -151, "hash")],
+        [
+            RequestRecord(
+                41, 1.8e9 + 1.5, SubmitRecord.of(whole), (Progress(), Progress()), True, -151, "hash", 905.25, 63.5
+            )
+        ],
         [PromptRecord(41, 0, _int32(-2, 1), _float32(-0.5, -0.25), "model-a bf16", True)],
         [
             PromptRecord(41, 1, _int32(151643, 1, 192, 1, 219, 219), _float32(-9, -1, -8, -2, -7, -7), "model-a bf16"),
@@ -131,8 +138,9 @@ def example() -> list[list[AnyRecord]]:
             _step("model-a bf16", (41, 1, 193, -0.1), (43, 0, 7), (42, 1, 2, -9999.0)),
             EndRecord(42, 3, Ending("stop"), 2),
         ],
-        [],
+        [SharesRecord(4096.5, 250.25, (AccountRecord("5f3a0c19", False, 5000.75, 128.5, 17),), is_whole=True)],
         [
+            SharesRecord(4097.5, 251.0, (AccountRecord("5f3a0c19", True, 6000.0, 90.0, 2),), is_whole=False),
             _step("model-b bf16", (43, 1, 8)),
             EndRecord(43, None, Ending("length"), 2),
             LifeRecord(2, executors, ("embed",)),

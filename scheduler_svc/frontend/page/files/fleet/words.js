@@ -5,6 +5,7 @@ const WAITS = {
   pool: "waits for the next executor of the memory that it left much in",
   landing: "its own last tokens are still on their way",
   alone: "after failures one sequence runs alone: it, or one before it",
+  share: "its client has had its share: those of others go first",
   lanes: "all lanes are taken",
   memory: "too few free blocks",
   yields: "lets the prompts of others go first",
