@@ -23,7 +23,6 @@ from common.plan import ExecutorLimits
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence
 
 VOCAB_SIZE, TOKEN, STOP = 1000, 5, 7
 LANES = 64
@@ -57,14 +56,14 @@ class Service:
         self.began: dict[str, int] = {}
         self.tokens: Counter[str] = Counter()
 
-    def submit(self, name: str, prompt: int, answer: int, **fields: Any) -> list[Sequence]:
+    def submit(self, name: str, prompt: int, answer: int, **fields: Any) -> None:
         """A request comes whose prompt no other one has."""
         tokens = array("i", [len(self.arrived) % 900 + 10, len(self.arrived) // 900, *[1] * (prompt - 2)])
         stops = (STOP,) if fields.pop("may_stop", True) else ()
         params = SamplingParams(max_tokens=answer, stop_token_ids=stops)
         self.arrived[name] = self.plans
         submit = Submit(request_id=name, prompt=tokens.tobytes(), params=params, **fields)
-        return self.scheduler.add(submit, now=self.plans / PLANS_A_SECOND)
+        self.scheduler.add(submit, now=self.plans / PLANS_A_SECOND)
 
     def step(self) -> None:
         """Fill every window, and answer one plan of each executor."""

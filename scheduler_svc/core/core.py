@@ -29,7 +29,7 @@ from scheduler_svc.core.observability.status_report import IoCounts, StatusRepor
 from scheduler_svc.core.requests import log_lines
 from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
 from scheduler_svc.core.requests.journal_records import LifeRecord, RequestRecord, SharesRecord
-from scheduler_svc.core.requests.request_manager import NO_LIFE, RequestManager
+from scheduler_svc.core.requests.request_manager import NO_LIFE, NO_SHARES, RequestManager
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
@@ -175,7 +175,7 @@ class Core:
         records: list[RequestRecord],
         now: float,
         life: LifeRecord = NO_LIFE,
-        shares: SharesRecord = SharesRecord(),
+        shares: SharesRecord = NO_SHARES,
     ) -> list[Action]:
         """Take up the requests of an earlier life, and what it knew beside them."""
         return self.requests.restore(records, now, life, shares)

@@ -48,6 +48,9 @@ class Share(NamedTuple):
         return self.cost / self.weight
 
 
+NO_SHARE = Share()
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
     """What a sequence has generated, and its prompt's log-probabilities.
@@ -190,7 +193,7 @@ class Sequence:
     params: SamplingParams
     cache_salt: str = ""
     client: str = ""
-    share: Share = Share()
+    share: Share = NO_SHARE
     place: int = 0
     may_shorten: bool = False
     yields: bool = False
@@ -332,7 +335,7 @@ def largest_token(submit: Submit, prompt: IntArray) -> int:
 
 
 def new_sequences(
-    submit: Submit, prompt: IntArray, largest: int, arrival: int, deadline: float | None, share: Share = Share()
+    submit: Submit, prompt: IntArray, largest: int, arrival: int, deadline: float | None, share: Share = NO_SHARE
 ) -> list[Sequence]:
     """The n sequences of a request; number i draws with `seed + i`.
 

@@ -13,7 +13,7 @@ from scheduler_svc.core.executor.capacity import POOL_GRACE_S, Capacity
 from scheduler_svc.core.fleet.membership import Membership
 from scheduler_svc.core.scheduling.fair_shares import SEQUENCES_A_PRIORITY
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from scheduler_svc.core.sequence import Earlier, Generated, Share, State
+from scheduler_svc.core.sequence import Earlier, Share, State
 from tests.support.chores import done
 from tests.support.rig import Rig, limits
 

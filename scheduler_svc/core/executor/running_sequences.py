@@ -158,7 +158,7 @@ class RunningSequences:
         return None if grant is None else self._prompt_row(sequence, raw, grant, wanted_from)
 
     def extended(self, row: PromptRow, budget: int) -> PromptRow:
-        """The row of a plan that is being made with up to so many tokens more, if there are more and blocks for them."""
+        """A row of the plan that is being made, with up to so many tokens more, if there are blocks for them."""
         computed, raw = self.num_computed(row.sequence), row.raw
         if row.is_last or (more := self._blocks.reserve(row.table, raw, computed, budget, may_hit=False)) is None:
             return row

@@ -58,7 +58,7 @@ RECONNECT_GRACE_S = 30.0
 LIFE_EVERY_S = 0.1
 SHARES_EVERY_S = 1.0
 MAX_TOLD_AT_ONCE = 128  # announcements: what more are released together is told as a chore
-NO_LIFE = LifeRecord(0)
+NO_LIFE, NO_SHARES = LifeRecord(0), SharesRecord()
 AT_RISK = "requests accepted from now on would not survive the scheduler"
 
 
@@ -289,7 +289,7 @@ class RequestManager:
         records: list[RequestRecord],
         now: float,
         life: LifeRecord = NO_LIFE,
-        shares: SharesRecord = SharesRecord(),
+        shares: SharesRecord = NO_SHARES,
     ) -> list[Action]:
         """Take up the requests of an earlier life, which wait for their clients. A journal of an earlier release has
         some whose clients cannot come back: these are dropped.

@@ -168,15 +168,7 @@ class Admission:
                 if not suspect:
                     executor.awaits_suspect = True
                 break
-            row = None
-            if running.has_free_lane:
-                forecast = running.forecast() if forecast is None else forecast
-                row = self._try(executor, sequence, num_tokens, forecast)
-            while row is None and (giver := self._next_to_give(executor, sequence, [*begun, *rows])) is not None:
-                giver.num_taken += giver.yields
-                self._sequences.preempt(executor, giver)
-                forecast = running.forecast()
-                row = self._try(executor, sequence, num_tokens, forecast)
+            row, forecast = self._take_in(executor, sequence, num_tokens, forecast, [*begun, *rows])
             if row is None:
                 executor.refuse(sequence, first)
                 self._sequences.waiting.place(sequence, 0)  # another executor may have room
@@ -186,6 +178,30 @@ class Admission:
             if suspect:
                 break
         return rows
+
+    def _take_in(
+        self,
+        executor: ExecutorState,
+        sequence: Sequence,
+        num_tokens: int,
+        forecast: Forecast | None,
+        rows: Lists[PromptRow],
+    ) -> tuple[PromptRow | None, Forecast | None]:
+        """Admit a sequence if there is a lane and memory for it, or others have to give them.
+
+        Returns:
+            Its row, None if there is not; and the forecast with it.
+        """
+        row, running = None, executor.running
+        if running.has_free_lane:
+            forecast = running.forecast() if forecast is None else forecast
+            row = self._try(executor, sequence, num_tokens, forecast)
+        while row is None and (giver := self._next_to_give(executor, sequence, rows)) is not None:
+            giver.num_taken += giver.yields
+            self._sequences.preempt(executor, giver)
+            forecast = running.forecast()
+            row = self._try(executor, sequence, num_tokens, forecast)
+        return row, forecast
 
     def _next_to_give(self, executor: ExecutorState, waiting: Sequence, rows: Lists[PromptRow]) -> Sequence | None:
         """The running sequence that gives its lane and its blocks to a waiting one before it in rank; None if no one

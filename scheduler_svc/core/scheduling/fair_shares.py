@@ -41,18 +41,18 @@ class Account:
     Attributes:
         output: tokens of an answer.
         finish: virtual time at which all will have been served.
-        open: sequences that have not ended, in the order of their starts.
+        sequences: those that have not ended, in the order of their starts.
     """
 
     output: Mean
     finish: float = 0.0
-    open: dict[Sequence, None] = field(default_factory=dict)
+    sequences: dict[Sequence, None] = field(default_factory=dict)
 
     @property
     def next_start(self) -> float:
         """Virtual time at which the client's next sequence starts at the earliest: its own never overtake each other,
         also where one that has ended took less than was expected."""
-        return max(self.finish, next(reversed(self.open)).start) if self.open else self.finish
+        return max(self.finish, next(reversed(self.sequences)).start) if self.sequences else self.finish
 
 
 class SavedAccount(NamedTuple):
@@ -105,7 +105,7 @@ class FairShares:
         share = sequence.share
         self.cost.add(share.cost)
         account = self._account(share.account, yields=sequence.yields)
-        account.open[sequence] = None
+        account.sequences[sequence] = None
         account.finish = max(account.finish, sequence.start + share.step)
 
     def ended(self, sequence: Sequence, *, is_whole: bool) -> None:
@@ -117,7 +117,7 @@ class FairShares:
         share = sequence.share
         account = self._account(share.account, yields=sequence.yields)
         account.finish += (sequence.num_served - share.cost) / share.weight
-        del account.open[sequence]
+        del account.sequences[sequence]
         if is_whole and sequence.num_output:
             for mean in (account.output, self._output):
                 mean.add(sequence.num_output)
@@ -166,6 +166,6 @@ class FairShares:
 
     def _forget(self) -> None:
         """Make room: the half of the idle accounts that differs least from new ones goes."""
-        idle = sorted((account.finish, name) for name, account in self._accounts.items() if not account.open)
+        idle = sorted((account.finish, name) for name, account in self._accounts.items() if not account.sequences)
         for _, name in idle[: len(idle) // 2 + 1]:
             del self._accounts[name]

@@ -24,7 +24,7 @@ from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Moves, SchedulerStats
 from scheduler_svc.core.scheduling.yielding import sitting_out
-from scheduler_svc.core.sequence import NO_POSITION, Earlier, Generated, Sequence, Share, State
+from scheduler_svc.core.sequence import NO_POSITION, NO_SHARE, Earlier, Generated, Sequence, Share, State
 from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 
 
@@ -236,7 +236,7 @@ class Scheduler:
         return self.sequences.add(submit, now)
 
     def restore(
-        self, submit: Submit, arrival: int, earlier: Iterable[Earlier], deadline: float | None, share: Share = Share()
+        self, submit: Submit, arrival: int, earlier: Iterable[Earlier], deadline: float | None, share: Share = NO_SHARE
     ) -> list[Sequence]:
         """Take a request up again that an earlier life of the scheduler had accepted; its place is its old one.
 
