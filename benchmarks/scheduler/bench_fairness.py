@@ -84,7 +84,6 @@ class Service:
                     self.tokens[sequence.client] += sequence.num_prompt
                 self.tokens.update(sequence.client for sequence in output.sequences)
         self.plans += 1
-        return output
 
     def until_first_tokens(self, names: Iterable[str], most: int = 20_000) -> list[int]:
         """Plans from each request's arrival to its first token."""

@@ -6,7 +6,7 @@ from typing import Protocol
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.requests.group_commit import JournalState
-from scheduler_svc.core.requests.log_length import LIFE
+from scheduler_svc.core.requests.log_length import LIFE, SHARES
 from scheduler_svc.core.requests.retention import RETAIN_S
 from tests.sim.clients import Client, State
 from tests.sim.disk import Disk
@@ -120,7 +120,7 @@ def _check_requests(core: Core, *, num_executors: int) -> None:
     assert not _left_in(core.scheduler)
     # Pools without an executor, for as long as a keeper may keep them; one pace for each task.
     kept = ("pools", "_awaited", "_paces")
-    assert not _left_in(core.scheduler.sequences, but=("executors", "_deadlines", *kept))
+    assert not _left_in(core.scheduler.sequences, but=("executors", "_deadlines", "shares", *kept))
     assert not _left_in(core.scheduler._suspects)
     assert set(counters.steps) == {member.epoch for member in fleet}
     assert not _left_in(counters, but=("steps", "ended_by"))
@@ -136,7 +136,7 @@ def _check_after_retention(core: Core, now: float) -> None:
     assert not _left_in(table)
     assert (table._retention._num_requests, table._retention._num_bytes) == (0, 0)
     assert not _left_in(group_commit, but=("_entries",))  # executors that are forgotten
-    assert set(group_commit._log._rows) <= {LIFE}
+    assert set(group_commit._log._rows) <= {LIFE, SHARES}
     assert not _left_in(group_commit._log, but=("_sizes", "_rows"))
     assert not group_commit._log.has_requests
 

@@ -107,7 +107,7 @@ class Service:
             last = self._disk.last_stamp
             is_old = last is not None and self._machine.true_age_s(last) > RESUME_WITHIN_S
             self._witness.took_up(legacy, is_true=self._disk.false_since is None, is_old=is_old)
-            self._event_loop.carry_out(self.core.restore(legacy.requests, self.clock(), legacy.life))
+            self._event_loop.carry_out(self.core.restore(legacy.requests, self.clock(), legacy.life, legacy.shares))
             self._witness.restored(self.core)
             self._disk.write(self.core.new_journal(self.clock()))
         world.say("scheduler", "starts with", sum(1 for _ in self.core.scheduler), "sequences")

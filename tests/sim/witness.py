@@ -20,6 +20,7 @@ from tests.sim.adoption_book import AdoptionBook
 from tests.sim.library_book import LibraryBook
 from tests.sim.models import LIBRARY, VOCAB_SIZE, capacity
 from tests.sim.pool_book import TOO_LATE_S, PoolBook
+from tests.sim.share_book import ShareBook
 from tests.sim.token_book import TokenBook
 from tests.sim.world import World
 
@@ -90,6 +91,7 @@ class Witness:
         tokens: what is known of the times between tokens.
         pools: what is known of executors of different sizes.
         adoptions: what is known of pools that outlive executors.
+        shares: what is known of clients' places.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Witness:
         self.tokens = TokenBook(world, self.moments)
         self.pools = PoolBook(pool_grace_s, adoption_wait_s, self.moments, self.libraries)
         self.adoptions = AdoptionBook(self.moments, is_roomy=is_roomy)
+        self.shares = ShareBook(self.moments)
         self.keyless: dict[str, float] = {}
         self._keyless_until: dict[str, float] = {}  # clients that were just revoked
         self._told: dict[tuple[str, int], _Told] = {}
@@ -201,6 +204,7 @@ class Witness:
         assert is_old or not legacy.num_too_old, f"{legacy.num_too_old} requests are taken for older than they are"
         assert not is_old or not legacy.requests, "requests are taken up that clients have long given up"
         self._remembered = remembered(legacy.life, legacy.requests)
+        self.shares.took_up(legacy.shares, is_true=is_true)
         if legacy.damage:
             self.moments["damage noticed"] += 1
         assert not legacy.damage or not is_true, f"a whole journal is taken for a damaged one: {legacy.damage}"
@@ -213,6 +217,7 @@ class Witness:
         self._check_restored(core)
         restored = list(core.scheduler)
         self.tokens.restored(restored)
+        self.shares.restored(core, is_certain=not self.is_risky(0.0))
         self.moments["restored"] += len(restored)
         accepted = {request.id: request.submit.params.max_tokens for request in core.requests.table.all()}
         self.pools.restored(self._remembered, accepted, is_certain=not self.is_risky(0.0))
@@ -305,6 +310,7 @@ class Witness:
         else:
             self.moments["accepted"] += 1
             self.pools.submitted(core, submit, self.pools.max_tokens(submit))
+            self.shares.submitted(core, submit)
             self._claimed[submit.request_id] = None
             self.keyless.pop(submit.request_id, None)  # it is another one
             if self._keyless_until.get(submit.client, -math.inf) > self._last_turn:
@@ -338,6 +344,7 @@ class Witness:
             self._check_model(core, sequence, executor.model)
             self.libraries.planned(sequence, epoch)
         self.adoptions.planned(executor, action.message)
+        self.shares.planned(core, executor)
         for sequence, positions in plan.asked_prompts.rows if plan.asked_prompts is not None else ():
             self._check_asked(sequence, positions)
         self._plans[epoch].append(_Plan(step, everyone, dict(plan.unsampled)))

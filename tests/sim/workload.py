@@ -17,7 +17,9 @@ CONSTRAINTS = [
     m.Constraints(bias_token_ids=array("i", [4, 2]).tobytes(), biases=array("f", [1.0, -100.0]).tobytes()),
 ]
 GRAMMARS = [m.Constraints(grammar=f"of language {number}") for number in range(6)]  # more than a plan may start
-CLIENT_LIMITS = {"": 0, "alice": 2, "bob": 0}
+CLIENT_LIMITS = {"": 0, "alice": 2, "bob": 0, "carol": 0}
+WEIGHTS = {"": 1.0, "alice": 1.0, "bob": 2.0, "carol": 0.25}
+ADDRESSES = ["", "192.0.2.1", "2001:db8::/64"]
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,19 @@ class Workload:
         prompt = [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
         if rng.random() < 0.6:
             prompt = rng.choice(PREFIXES) + prompt * rng.randint(0, 2)
-        client = rng.choice(["", "", "", "alice", "bob"])
+        client = rng.choice(["", "", "", "alice", "bob", "carol"])
         submit = self._submit(
             f"r{self._count()}",
             prompt[:LONGEST_PROMPT],
             n=rng.choice([1, 1, 1, 1, 2, 3]),
             stream=rng.random() < 0.8,
             cache_salt=rng.choice(["", "", "", "salt"]),
-            priority=rng.choice([0, 0, 0, 1, -1]),
+            priority=rng.choice([0, 0, 0, 1, -1, 100]),
             timeout_s=rng.uniform(0.02, 3.0) if rng.random() < 0.1 else None,
             client=client,
             client_limit=CLIENT_LIMITS[client],
+            weight=WEIGHTS[client],
+            address="" if client else rng.choice(ADDRESSES),
         )
         submit = self._for_a_pool(submit) if self._sizes else submit
         shares = self._shares

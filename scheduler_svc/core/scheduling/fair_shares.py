@@ -150,6 +150,11 @@ class FairShares:
         for client, yields, finish, mean_output, num_answers in accounts:
             self._accounts[client, yields] = Account(Mean(mean_output, num_answers), finish)
 
+    def check(self, opened: Iterable[Sequence]) -> None:
+        """Assert that accounts have these open sequences, and no others."""
+        held = [sequence for account in self._accounts.values() for sequence in account.sequences]
+        assert {*held} == {*opened}, "an account has lost a sequence, or keeps one"
+
     # --- inside ---
 
     def _address_account(self, address: str) -> str:

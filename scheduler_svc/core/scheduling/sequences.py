@@ -312,6 +312,7 @@ class Sequences:
             assert (sequence.state, sequence.epoch, sequence.lane) == (State.WAITING, 0, -1)
         ranks = [sequence.rank for sequence in self.waiting]
         assert ranks == sorted(ranks), "waiting sequences are out of order"
+        self.shares.check(self._open)
 
     # --- inside ---
 
