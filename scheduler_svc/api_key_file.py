@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import BatonError
+from common.messages import Weight
 from common.trust import why_changeable, why_foreign
 
 Limit = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -50,6 +51,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             None shares with no other client.
         id: of its client, where that is another key's: see `client_id`.
         expires: when it is accepted no longer, as `created`; None for never.
+        weight: of its client's share, where clients compete: one of weight 2 gets twice what one of weight 1 does.
     """
 
     name: Annotated[str, Meta(pattern=NAME_PATTERN)]
@@ -64,6 +66,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_per_minute: Limit = 0
     tokens_per_minute: Limit = 0
     expires: Annotated[datetime, Meta(tz=True)] | None = None
+    weight: Weight = 1.0
 
     @property
     def client_id(self) -> str:

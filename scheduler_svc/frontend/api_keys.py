@@ -33,6 +33,8 @@ class ApiClient:
         sha256: of the key that was sent; empty without one. A client may have two.
         requests_per_minute, tokens_per_minute: that it may ask for, 0 for no limit.
         expires_at: in seconds since 1970, infinity for never.
+        weight: of its share, where clients compete.
+        address: network that the request came from; empty with keys, and for what comes without a request.
     """
 
     id: str
@@ -46,6 +48,8 @@ class ApiClient:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     expires_at: float = inf
+    weight: float = 1.0
+    address: str = field(default="", repr=False)
 
     @property
     def has_expired(self) -> bool:
@@ -184,4 +188,5 @@ def _client_of(key: ApiKey) -> ApiClient:
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
         expires_at=inf if key.expires is None else key.expires.timestamp(),
+        weight=key.weight,
     )

@@ -402,12 +402,34 @@ def test_limits_of_a_minute_and_an_end(keys, root):
     assert datetime.fromisoformat(alice["expires"]).timestamp() == found.expires_at
     assert (bob["requests_per_minute"], bob["tokens_per_minute"], bob["expires"]) == (0, 0, "")
     _, first, second = keys("list").stdout.splitlines()
-    assert f"  {alice['expires'][:10]}  no limit       60            100000      -  " in first
-    assert "  -           no limit       no limit      no limit    -  " in second
+    assert f"  {alice['expires'][:10]}  no limit       60            100000      1       -  " in first
+    assert "  -           no limit       no limit      no limit    1       -  " in second
     assert "--expires says when the new one does" in refusal(keys("api", "alice", "--rotate"))
     again = keys("api", "alice", "--rotate", "--expires", "never", "--requests-per-minute", "0").stdout.strip()
     found = ApiKeys(path=path).client_of(again)
     assert (found.requests_per_minute, found.tokens_per_minute, found.expires_at) == (0, 100000, inf)
+
+
+def test_a_weight_is_listed_and_stays_when_the_key_is_rotated(keys, root):
+    path = root / "scheduler" / "api-keys.json"
+    keys("init", "--executor", "gpu-1")
+    made = [keys("api", "alice", "--weight", "2.5"), keys("api", "bob"), keys("api", "alice", "--rotate")]
+    assert [ApiKeys(path=path).client_of(each.stdout.strip()).weight for each in made] == [2.5, 1.0, 2.5]
+    assert keys("revoke", "alice", "--old").exit_code == 0
+    keys("api", "alice", "--rotate", "--weight", "0.01")
+    listed = json.loads(keys("list", "--json").stdout)
+    assert [entry["weight"] for entry in listed] == [1.0, 1.0, 2.5, 0.01]
+    head, *rows = keys("list").stdout.splitlines()
+    at = head.index("WEIGHT")
+    assert [row[at:].split()[0] for row in rows] == ["-", "1", "2.5", "0.01"]
+    assert [entry.get("weight") for entry in json.loads(path.read_text())["keys"]] == [None, 2.5, 0.01]
+
+
+@pytest.mark.parametrize("weight", ["0", "0.009", "100.1", "-1", "nan", "inf", "much"])
+def test_a_weight_that_is_none_makes_no_key(keys, root, weight):
+    refused = keys("api", "alice", "--weight", weight)
+    assert (refused.exit_code, "Invalid value for '--weight'" in refused.stderr) == (2, True)
+    assert not (root / "scheduler" / "api-keys.json").exists()
 
 
 @pytest.mark.parametrize(

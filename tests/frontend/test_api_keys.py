@@ -102,6 +102,17 @@ def test_a_file_from_before_there_were_such_rights(file):
     assert ApiKeys(path=file).client_of(ALICE) == client("alice", ALICE, 2)
 
 
+def test_a_weight_counts_for_the_requests_that_come_after_its_change(file, clock):
+    write(file, entry("alice", ALICE, weight=2.5), entry("bob", BOB))
+    assert "weight" not in msgspec.json.decode(file.read_bytes())["keys"][1], "older releases read what they know"
+    keys = ApiKeys(path=file)
+    assert [Asked(keys.client_of(key)).submit.weight for key in (ALICE, BOB)] == [2.5, 1.0]
+    write(file, entry("alice", ALICE, weight=0.01), entry("bob", BOB))
+    clock.now += 1.5
+    assert Asked(keys.client_of(ALICE)).submit.weight == 0.01
+    assert keys.of_id(digest(ALICE)[:32]).weight == 0.01, "also for what goes on without a request"
+
+
 def test_without_keys_nobody_is_asked_but_an_empty_file_lets_nobody_in(file):
     assert not ApiKeys().are_required
     write(file)
@@ -334,6 +345,9 @@ def test_files_that_cannot_be_used(file):
         json.dumps(changed(sha256="ab")).encode(),
         json.dumps(changed(max_open_requests=-1)).encode(),
         json.dumps(changed(max_open_requests=2**31)).encode(),
+        json.dumps(changed(weight=0)).encode(),
+        json.dumps(changed(weight=100.1)).encode(),
+        json.dumps(changed(weight=None)).encode(),
         json.dumps(changed(admin="yes")).encode(),
         json.dumps(changed(metrics=1)).encode(),
         json.dumps(changed(tokens_per_minute=-1)).encode(),

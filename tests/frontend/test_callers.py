@@ -9,8 +9,11 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from common import messages as m
 from scheduler_svc.__main__ import main
-from scheduler_svc.frontend.http.callers import PROXY_HEADERS, client_address, host_name, served_hosts
+from scheduler_svc.frontend.api_keys import ApiClient
+from scheduler_svc.frontend.http.callers import PROXY_HEADERS, Callers, client_address, host_name, served_hosts
+from scheduler_svc.frontend.requests.pooled_request import PooledRequest
 from scheduler_svc.frontend_options import FrontendOptions
 from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 
@@ -406,6 +409,59 @@ def test_only_a_trusted_proxy_says_whom_it_asks_for(peer, forwarded, address):
 @pytest.mark.parametrize("forwarded", [[], ["9.9.9.9"]])
 def test_nobody_is_trusted_unless_it_is_said(forwarded):
     assert client_address(scope("127.0.0.1", *forwarded), ()) == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "network"),
+    [
+        ("10.0.0.7", [], "10.0.0.7"),
+        ("::ffff:10.0.0.7", [], "10.0.0.7"),
+        ("2001:db8:1:2:3:4:5:6", [], "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::", [], "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::", [], "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", [], "fe80::/64"),
+        ("", [], ""),
+        ("", ["9.9.9.9"], ""),
+        ("testclient", [], ""),
+        ("10.0.0.7", ["9.9.9.9"], "10.0.0.7"),
+        ("192.0.2.1", ["6.6.6.6, 9.9.9.9"], "9.9.9.9"),
+        ("192.0.2.1", ["::ffff:9.9.9.9"], "9.9.9.9"),
+        ("192.0.2.1", ["[2001:DB8::7]:80"], "2001:db8::/64"),
+        ("192.0.2.1", ["unknown"], "192.0.2.1"),
+    ],
+)
+def test_without_keys_a_client_is_an_address_or_the_network_that_one_machine_has(peer, forwarded, network):
+    callers = Callers(trusted_proxies=FrontendOptions(trusted_proxy=("192.0.2.0/24",)).trusted_proxies)
+    assert callers.network_of(scope(peer, *forwarded)) == network
+
+
+@pytest.fixture
+def proxied(tmp_path):
+    """A frontend without keys behind a proxy, with a store and no worker."""
+    with running_frontend("--trusted-proxy", "127.0.0.1", "--store", str(tmp_path), "--access-log") as frontend:
+        yield frontend
+
+
+def test_the_core_is_told_where_a_request_comes_from_and_nothing_else_is(proxied, tmp_path):
+    client = {"x_forwarded_for": "6.6.6.6, 2001:db8:1:2:3:4:5:6"}
+    assert ask(proxied, "POST", "/v1/completions", COMPLETION | {"prompt": ["x", "y"]}, **client).status_code == 200
+    assert ask(proxied, "POST", "/v1/completions", COMPLETION).status_code == 200
+    assert [submit.address for submit in proxied.core.submits] == [*["2001:db8:1:2::/64"] * 2, "127.0.0.1"]
+    assert {submit.weight for submit in proxied.core.submits} == {1.0}
+    body = {"model": COMPLETION["model"], "input": "x", "background": True}
+    assert ask(proxied, "POST", "/v1/responses", body, **client).json()["status"] == "queued"
+    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+    assert COMPLETION["model"].encode() in stored
+    assert b"2001:db8" not in stored
+    assert "2001:db8:1:2::/64" not in proxied.log, "which has the address itself, as it is asked to"
+
+
+def test_the_core_is_told_where_an_input_comes_from():
+    client = ApiClient("", "", 0, is_admin=False, may_read_status=True, address="192.0.2.7")
+    params = m.SamplingParams(max_tokens=1, pooling="hidden")
+    [submit] = PooledRequest("embd-1", (bytes(4),), params, "", 0, None).submits(client)
+    assert submit.address == "192.0.2.7"
+    assert "192.0.2.7" not in repr(client), "which may come into a log"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.support.eventually import eventually
 from tests.support.status_reports import executor_status
 
 KEYS = [
-    ApiKey(name="alice", sha256=digest("a"), created="2026-01-01T00:00:00Z", max_open_requests=3),
+    ApiKey(name="alice", sha256=digest("a"), created="2026-01-01T00:00:00Z", max_open_requests=3, weight=2.5),
     ApiKey(name="bob", sha256=digest("b"), created="2026-01-01T00:00:00Z"),
     ApiKey(name="prometheus", sha256=digest("p"), created="2026-01-01T00:00:00Z", metrics=True),
     ApiKey(name="root", sha256=digest("r"), created="2026-01-01T00:00:00Z", admin=True),
@@ -49,8 +49,9 @@ def test_a_request_is_its_clients_alone(frontend: Frontend, core: FakeCore):
     assert post(frontend, "/v1/completions", body, ALICE).json()["id"] == "mine"
     assert post(frontend, "/v1/completions", body, BOB).json()["id"] == "mine"
     assert [submit.request_id for submit in core.submits] == [f"{ID_OF[key]}/mine-0" for key in "ab"]
-    facts = [(submit.client, submit.client_name, submit.client_limit) for submit in core.submits]
-    assert facts == [(ID_OF["a"], "alice", 3), (ID_OF["b"], "bob", 0)]
+    facts = [(submit.client, submit.client_name, submit.client_limit, submit.weight) for submit in core.submits]
+    assert facts == [(ID_OF["a"], "alice", 3, 2.5), (ID_OF["b"], "bob", 0, 1.0)]
+    assert {submit.address for submit in core.submits} == {""}, "a key says who it is"
     assert post(frontend, "/v1/completions", body | {"request_id": "hers"}, ALICE).status_code == 200
     assert events_after(frontend, "hers", **ALICE).status_code == 200
     assert_openai_shape(events_after(frontend, "hers", **BOB), 404)

@@ -53,7 +53,14 @@ from tests.support.eventually import eventually
 from tests.support.pooling_folders import END, make_embedder, make_reranker
 
 KEYS = [
-    ApiKey(name="alice", sha256=digest("a"), created="2026-01-01T00:00:00Z", max_open_requests=9, min_priority=0),
+    ApiKey(
+        name="alice",
+        sha256=digest("a"),
+        created="2026-01-01T00:00:00Z",
+        max_open_requests=9,
+        min_priority=0,
+        weight=2.5,
+    ),
     ApiKey(name="root", sha256=digest("r"), created="2026-01-01T00:00:00Z", admin=True),
 ]
 ALICE, ROOT = ({"authorization": f"Bearer {key}"} for key in "ar")
@@ -112,9 +119,8 @@ def test_embeddings(client: openai.OpenAI, core: FakeCore, embedder: Tokenizer):
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, prompts))
     [params] = {submit.params for submit in core.submits}
     assert params == m.SamplingParams(max_tokens=1, pooling="hidden")
-    assert all(
-        not submit.stream and submit.client_name == "alice" and submit.client_limit == 9 for submit in core.submits
-    )
+    facts = {(submit.stream, submit.client_name, submit.client_limit, submit.weight) for submit in core.submits}
+    assert facts == {(False, "alice", 9, 2.5)}
     assert not core.cancels
 
 

@@ -83,6 +83,8 @@ class PooledRequest:
                 client=client.id,
                 client_limit=client.max_open_requests,
                 client_name=client.name,
+                weight=client.weight,
+                address=client.address,
             )
             for i, prompt in enumerate(self.prompts)
         ]

@@ -91,6 +91,8 @@ class TokenizedRequest:
                 client=client.id,
                 client_limit=client.max_open_requests,
                 client_name=client.name,
+                weight=client.weight,
+                address=client.address,
                 context=context if i == 0 else b"",
                 is_resumable=self.is_resumable,
                 may_shorten=self.may_shorten,

@@ -59,7 +59,7 @@ class Keys(ApiKeys):
     def of_id(self, client_id: str) -> ApiClient | None:
         if client_id in self.taken:
             return None
-        rights = {"is_admin": False, "may_read_status": False, "tokens_per_minute": 7}
+        rights = {"is_admin": False, "may_read_status": False, "tokens_per_minute": 7, "weight": 2.5}
         return ApiClient(client_id, f"{client_id}'s name", 9, **rights)
 
 
@@ -390,6 +390,7 @@ async def test_the_work_of_an_owner_without_a_key_waits_until_it_has_one_again(t
         "ann's name",
         9,
     ), "whatever the release that kept it called her"
+    assert (hers.weight, hers.address) == (2.5, "")
     assert hers.charge == m.Charge(tokens=hers.most_tokens, tokens_per_minute=7)
 
 
