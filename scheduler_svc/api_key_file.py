@@ -42,7 +42,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         name: of its client, for people: in logs, metrics and lists. Another client may get it later.
         sha256: of the key, in hex.
         created: in UTC, ISO 8601.
-        max_open_requests: how many its client may have at once, 0 for no limit.
+        max_open_requests: sequences that its client may have open at once, 0 for no limit. A request with n=4 counts as
+            four.
         requests_per_minute, tokens_per_minute: that its client may ask for, 0 for no limit.
         admin: the client may do everything.
         metrics: the client may read /status and /metrics.

@@ -25,7 +25,7 @@ class ApiClient:
     Attributes:
         id: to which belongs what it has, empty without keys.
         name: of its API key, for people; empty without keys.
-        max_open_requests: at once, 0 for no limit.
+        max_open_requests: sequences that it may have open at once, 0 for no limit.
         is_admin: it may ask executors to leave.
         may_read_status: it may read /status and /metrics, which tell of all clients.
         min_priority: the lowest priority value that its requests may have.

@@ -547,14 +547,17 @@ async def test_a_batch_whose_key_is_not_there_waits_until_it_is(tmp_path, tokeni
         assert (await here.ended(batch_id)).completed == 2
 
 
+@pytest.mark.parametrize(("n", "num_lines"), [(1, 3), (2, 1), (3, 1), (7, 1)])
 @in_event_loop
-async def test_half_of_what_a_key_may_have_open_is_for_its_batches(tmp_path, tokenizer):
-    keys = Keys(replace(ALICE, max_open_requests=7))
+async def test_half_of_what_a_key_may_have_open_is_for_its_batches(tmp_path, tokenizer, n, num_lines):
+    """Its sequences count, as they do at the core. A line of more than half waits until it is alone."""
+    keys = Keys(replace(ALICE, max_open_requests=7, weight=2.5))
     async with place(tmp_path, tokenizer, script=silence, keys=keys) as here, here.worker():
-        await here.batch(*[completion(f"line {i}") for i in range(30)])
-        await until(lambda: len(here.core.submits) == 3)
+        await here.batch(*[completion(f"line {i}", n=n) for i in range(30)])
+        await until(lambda: len(here.core.submits) == num_lines)
         await until(lambda: here.tools.gate._waiting)
-        assert here.tools.gate.num_open == 3
+        assert here.tools.gate.num_open == num_lines * n
+    assert {(submit.client_limit, submit.weight, submit.address) for submit in here.core.submits} == {(7, 2.5, "")}
 
 
 @in_event_loop
@@ -562,13 +565,14 @@ async def test_a_line_that_its_key_can_never_send_is_its_error(tmp_path, tokeniz
     """As of a single request; to ask for it until the window ends would help nothing."""
     keys = Keys(replace(ALICE, max_open_requests=3))
     async with place(tmp_path, tokenizer, keys=keys) as here, here.worker():
-        bodies = [completion(["a", "b", "c", "d"]), completion(["a", "b", "c"]), completion("e")]
-        batch = await here.ended(await here.batch(*bodies))
-        _, (error,) = await here.results(batch)
-    assert (batch.status, batch.completed, batch.failed) == ("completed", 2, 1)
-    assert (error["custom_id"], error["response"]["status_code"]) == ("c0", 400)
-    assert "has 4 prompts" in error["response"]["body"]["error"]["message"]
-    assert "may have 3 open" in error["response"]["body"]["error"]["message"]
+        bodies = [completion(["a", "b", "c", "d"]), completion(["a", "b", "c"]), completion("e", n=3)]
+        batch = await here.ended(await here.batch(*bodies, completion(["f", "g"], n=2)))
+        _, errors = await here.results(batch)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 2, 2)
+    assert [(error["custom_id"], error["response"]["status_code"]) for error in errors] == [("c0", 400), ("c3", 400)]
+    for error in errors:
+        message = "The request has 4 sequences (prompts times n), and this API key may have 3 open at once."
+        assert error["response"]["body"]["error"]["message"] == message
 
 
 @in_event_loop

@@ -24,8 +24,8 @@ class Turns:
         self.entered = []
         self.tasks = []
 
-    def come(self, owner, batch, number=1, requests=1, most=0):
-        entrant = Entrant(owner, batch, number, requests, most)
+    def come(self, owner, batch, number=1, most=0):
+        entrant = Entrant(owner, batch, number, most)
 
         async def enter():
             await self.gate.enter(entrant)
@@ -98,20 +98,20 @@ async def test_an_owner_at_its_limit_holds_nobody_up():
 
 
 @in_event_loop
-async def test_prompts_of_a_line_count_for_the_limit_of_its_owner():
+async def test_sequences_of_a_line_count_for_the_limit_of_its_owner():
     """As they do at the core. A line of more than the limit has all of it."""
     turns = Turns(LineGate(100))
-    for requests in (3, 2, 9, 1):
-        turns.come("a", "1", requests, requests=requests, most=4)
+    for number in (3, 2, 9, 1):
+        turns.come("a", "1", number, most=4)
     turns.come("b", "2")
     opened = []
     for gone in range(5):
         await turns.settle()
-        opened.append([entrant.num_requests for entrant in turns.entered])
+        opened.append([entrant.num_sequences for entrant in turns.entered])
         turns.gate.leave(turns.entered[gone])
     assert opened[0] == [3, 1]
     assert opened[1:] == [[3, 1, 2], [3, 1, 2], [3, 1, 2, 9], [3, 1, 2, 9, 1]]
-    assert not turns.gate._requests_of_owner
+    assert not turns.gate._sequences_of_owner
 
 
 @in_event_loop

@@ -62,21 +62,40 @@ def test_a_request_is_its_clients_alone(frontend: Frontend, core: FakeCore):
 
 
 def test_too_many_requests_of_one_client(frontend: Frontend, core: FakeCore):
-    core.script = refuse("3 requests of 'alice' are open, the limit is 3", "too_many_requests")
+    core.script = refuse("3 sequences of 'alice' are open and the request has 1, the limit is 3", "too_many_requests")
     answer = post(frontend, "/v1/completions", COMPLETION, ALICE)
     error = assert_openai_shape(answer, 429)
     assert (error["code"], error["type"]) == ("too_many_requests", "rate_limit_error")
     assert answer.headers["retry-after"] in {"1", "2"}
 
 
-def test_more_prompts_than_a_client_may_have_requests(frontend: Frontend, core: FakeCore):
+@pytest.mark.parametrize(
+    ("path", "more", "what"),
+    [
+        ("/v1/completions", {"prompt": ["x"] * 4}, "prompts times n"),
+        ("/v1/completions", {"prompt": ["x"] * 2, "n": 2}, "prompts times n"),
+        ("/v1/completions", {"prompt": "x", "n": 4}, "prompts times n"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 4}, "prompts times n"),
+        ("/v1/embeddings", {"input": ["x"] * 4}, "one for each input"),
+    ],
+)
+def test_more_sequences_than_a_client_may_have_open(
+    frontend: Frontend, core: FakeCore, path: str, more: dict, what: str
+):
     """To send it again would never help."""
-    body = COMPLETION | {"prompt": ["x"] * 4}
-    answer = post(frontend, "/v1/completions", body, ALICE)
-    assert "has 4 prompts" in assert_openai_shape(answer, 400)["message"]
+    body = {"model": COMPLETION["model"]} | more
+    answer = post(frontend, path, body, ALICE)
+    error = assert_openai_shape(answer, 400)
+    assert error["message"] == f"The request has 4 sequences ({what}), and this API key may have 3 open at once."
+    assert error["code"] == "invalid_value"
     assert answer.headers["x-should-retry"] == "false"
     assert not core.submits
-    assert post(frontend, "/v1/completions", body, BOB).status_code == 200
+
+
+def test_as_many_sequences_as_a_client_may_have_open(frontend: Frontend, core: FakeCore):
+    for more in ({"prompt": ["x"] * 3}, {"n": 3}):
+        assert post(frontend, "/v1/completions", COMPLETION | more, ALICE).status_code == 200
+    assert post(frontend, "/v1/completions", COMPLETION | {"prompt": ["x"] * 2, "n": 2}, BOB).status_code == 200
 
 
 def test_more_sequences_than_may_wait(frontend: Frontend, core: FakeCore):

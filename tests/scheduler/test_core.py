@@ -121,6 +121,16 @@ def test_a_client_may_have_only_so_many_requests_open():
     assert service.endings[b"web", "e", 0] == "length"
 
 
+def test_sequences_count_for_the_limit_of_a_client():
+    service = Service()
+    service.submit("a", n=2, client="alice", client_limit=3)
+    service.submit("b", n=2, client="alice", client_limit=3)
+    service.submit("c", n=4, client="alice", client_limit=3)
+    service.submit("d", client="alice", client_limit=3)
+    service.flush()
+    assert service.endings == {(b"web", "b", 0): "too_many_requests", (b"web", "c", 0): "invalid_value"}
+
+
 def test_a_request_id_is_in_use_until_its_request_is_forgotten():
     service = Service()
     service.join("one")

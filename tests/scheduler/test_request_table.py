@@ -60,20 +60,42 @@ def test_a_request_is_open_until_its_last_sequence_has_ended(requests):
     assert requests.find("b") is None
 
 
-def test_open_requests_are_counted_by_client(requests):
+def test_open_sequences_are_counted_by_client(requests):
     first = add(requests, "a", client="1a", client_name="alice", n=3)
     second = add(requests, "b", client="1a", client_name="alice")
     add(requests, "c")
     namesake = add(requests, "d", client="2b", client_name="alice")
-    assert [requests.num_counted(client) for client in ("1a", "", "2b", "alice")] == [2, 1, 1, 0]
+    assert [requests.num_counted(client) for client in ("1a", "", "2b", "alice")] == [4, 1, 1, 0]
     for i in range(3):
-        assert requests.num_counted("1a") == 2
+        assert requests.num_counted("1a") == 4 - i
         end(requests, first, i)
     assert requests.num_open_by_name == {"alice": 2, "": 1}
     assert (requests.open_of("1a"), requests.open_of("2b")) == ([second], [namesake])
     end(requests, requests.find("c"))
     end(requests, namesake)
     assert requests.num_open_by_name == {"alice": 1}, "a client without any is not named"
+
+
+def test_a_client_may_have_so_many_sequences_open(requests):
+    alice = {"client": "1a", "client_name": "alice", "client_limit": 4}
+    first = add(requests, "a", n=3, **alice)
+    requests.check_new(submit("b", n=1, **alice))
+    requests.check_new(submit("b", n=9))
+    message = "3 sequences of 'alice' are open and the request has 2, the limit is 4"
+    with pytest.raises(RequestRejected, match=message) as no:
+        requests.check_new(submit("b", n=2, **alice))
+    assert no.value.code == "too_many_requests"
+    end(requests, first)
+    requests.check_new(submit("b", n=2, **alice))
+
+
+def test_more_sequences_than_a_client_may_ever_have_are_no_reason_to_ask_again(requests):
+    alice = {"client": "1a", "client_name": "alice", "client_limit": 4}
+    for _ in range(2):
+        with pytest.raises(RequestRejected, match="the request has 5 sequences, the limit of 'alice' is 4") as no:
+            requests.check_new(submit("b", n=5, **alice))
+        assert no.value.code == "invalid_value"
+        add(requests, "a", n=4, **alice)
 
 
 def test_a_frontend_is_told_its_own_open_requests(requests):
@@ -127,13 +149,25 @@ def test_what_the_journal_brought_back_counts_for_its_client_once_the_client_is_
     requests.attach(first, b"q")
     requests.detach(first, 30.0, 0.0)
     assert requests.num_counted("alice") == 1, "its client was here, and may come back again"
-    with pytest.raises(RequestRejected, match="1 requests of 'alice' are open, the limit is 1"):
+    with pytest.raises(RequestRejected, match="1 sequences of 'alice' are open and the request has 1, the limit is 1"):
         requests.check_new(submit("new", client="alice", client_name="alice", client_limit=1))
     end(requests, second)
     assert (requests.num_open_by_name, requests.num_counted("alice")) == ({"alice": 2}, 1)
     for request in (first, third):
         end(requests, request)
     assert (requests.num_open_by_name, requests.num_counted("alice")) == ({}, 0)
+
+
+def test_sequences_that_the_journal_brought_back_count_until_they_end(requests):
+    endings = [None, None, Ending("stop"), None]
+    request = add(requests, "a", n=4, client="alice", peer=None, is_unclaimed=True, endings=endings)
+    end(requests, request)
+    assert requests.num_counted("alice") == 0
+    requests.attach(request, b"p")
+    assert requests.num_counted("alice") == 2
+    for index, left in ((1, 1), (3, 0)):
+        end(requests, request, index)
+        assert requests.num_counted("alice") == left
 
 
 def test_a_restored_request_that_had_ended_is_retained_and_not_open(requests):

@@ -98,7 +98,8 @@ def executor(*, name: str, root: Path) -> None:
 
 @command.command(epilog=EXIT_CODES_HELP)
 @click.argument("name")
-@click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="Open at once; 0 is no limit.")
+@click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="Sequences (answers) open at "
+              "once: a request with n=4 counts as four. 0 is no limit.")  # fmt: skip
 @click.option("--requests-per-minute", default=0, type=click.IntRange(0, 2**31 - 1), help="0 is no limit.")
 @click.option("--tokens-per-minute", default=0, type=click.IntRange(0, 2**31 - 1), help="Of prompts, and of answers as "
               "long as they may become; what they do not become is given back. 0 is no limit.")  # fmt: skip
