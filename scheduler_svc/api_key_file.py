@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import BatonError
+from common.messages import Weight
 from common.trust import why_changeable, why_foreign
 
 Limit = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -41,7 +42,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         name: of its client, for people: in logs, metrics and lists. Another client may get it later.
         sha256: of the key, in hex.
         created: in UTC, ISO 8601.
-        max_open_requests: how many its client may have at once, 0 for no limit.
+        max_open_requests: sequences that its client may have open at once, 0 for no limit. A request with n=4 counts as
+            four.
         requests_per_minute, tokens_per_minute: that its client may ask for, 0 for no limit.
         admin: the client may do everything.
         metrics: the client may read /status and /metrics.
@@ -50,6 +52,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             None shares with no other client.
         id: of its client, where that is another key's: see `client_id`.
         expires: when it is accepted no longer, as `created`; None for never.
+        weight: of its client's share, where clients compete: one of weight 2 gets twice what one of weight 1 does.
     """
 
     name: Annotated[str, Meta(pattern=NAME_PATTERN)]
@@ -64,6 +67,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_per_minute: Limit = 0
     tokens_per_minute: Limit = 0
     expires: Annotated[datetime, Meta(tz=True)] | None = None
+    weight: Weight = 1.0
 
     @property
     def client_id(self) -> str:

@@ -158,8 +158,9 @@ def frontend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   "Host on; addresses, localhost and the machine's own name always may. May be given several times.  "
                   "[default: at a loopback address no other name, at any other every name]")  # fmt: skip
     @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", callback=_checked_proxies,
-                  help="Address or network (10.0.0.0/8) of a proxy: a client's address is then the last one that it "
-                  "names in X-Forwarded-For. May be given several times.")  # fmt: skip
+                  help="Address or network (10.0.0.0/8) of a proxy: a client's address, for the log and without API "
+                  "keys for its share, is then the last one that it names in X-Forwarded-For. May be given several "
+                  "times.")  # fmt: skip
     @click.option("--access-log", is_flag=True, help="Log a line for each answer: ids, key, endpoint, status, tokens, "
                   "times and executors; nothing of what was asked or answered.")  # fmt: skip
     @click.option("--no-page", is_flag=True, help="Do not serve the page for people at /.")

@@ -25,7 +25,7 @@ class ApiClient:
     Attributes:
         id: to which belongs what it has, empty without keys.
         name: of its API key, for people; empty without keys.
-        max_open_requests: at once, 0 for no limit.
+        max_open_requests: sequences that it may have open at once, 0 for no limit.
         is_admin: it may ask executors to leave.
         may_read_status: it may read /status and /metrics, which tell of all clients.
         min_priority: the lowest priority value that its requests may have.
@@ -33,6 +33,8 @@ class ApiClient:
         sha256: of the key that was sent; empty without one. A client may have two.
         requests_per_minute, tokens_per_minute: that it may ask for, 0 for no limit.
         expires_at: in seconds since 1970, infinity for never.
+        weight: of its share, where clients compete.
+        address: network that the request came from; empty with keys, and for what comes without a request.
     """
 
     id: str
@@ -46,6 +48,8 @@ class ApiClient:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     expires_at: float = inf
+    weight: float = 1.0
+    address: str = field(default="", repr=False)
 
     @property
     def has_expired(self) -> bool:
@@ -184,4 +188,5 @@ def _client_of(key: ApiKey) -> ApiClient:
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
         expires_at=inf if key.expires is None else key.expires.timestamp(),
+        weight=key.weight,
     )

@@ -362,7 +362,7 @@ def test_a_priority_that_a_key_may_not_have(frontend: Frontend):
 def test_each_input_counts_for_the_limit_of_a_key(frontend: Frontend, core: FakeCore):
     body = {"model": "vectors", "input": ["x"] * 10}
     error = assert_openai_shape(post(frontend, "/v1/embeddings", body), 400)
-    assert "10 inputs" in error["message"]
+    assert "10 sequences (one for each input)" in error["message"]
     assert not core.submits
     assert post(frontend, "/v1/embeddings", body, ROOT).status_code == 200
 

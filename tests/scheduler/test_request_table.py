@@ -81,9 +81,8 @@ def test_a_client_may_have_so_many_sequences_open(requests):
     first = add(requests, "a", n=3, **alice)
     requests.check_new(submit("b", n=1, **alice))
     requests.check_new(submit("b", n=9))
-    with pytest.raises(
-        RequestRejected, match="3 sequences of 'alice' are open and the request has 2, the limit is 4"
-    ) as no:
+    message = "3 sequences of 'alice' are open and the request has 2, the limit is 4"
+    with pytest.raises(RequestRejected, match=message) as no:
         requests.check_new(submit("b", n=2, **alice))
     assert no.value.code == "too_many_requests"
     end(requests, first)

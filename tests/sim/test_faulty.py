@@ -160,7 +160,15 @@ def waits_for_ever_for_clients_of_an_earlier_life(monkeypatch):
 
 @fault("ghosts")
 def counts_what_clients_left_behind(monkeypatch):
-    monkeypatch.setattr(RequestTable, "num_counted", lambda self, client: self._clients[client])
+    def counted(self, client):
+        return sum(request.endings.count(None) for request in self.open_of(client))
+
+    monkeypatch.setattr(RequestTable, "num_counted", counted)
+
+
+@fault("calm")
+def counts_requests_instead_of_sequences(monkeypatch):
+    monkeypatch.setattr(RequestTable, "num_counted", lambda self, client: len(self.open_of(client)))
 
 
 @fault("files", seed=19)

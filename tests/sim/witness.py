@@ -283,9 +283,9 @@ class Witness:
         if requests.find(submit.request_id) is not None:
             return "request_exists"
         open_ones = [r for r in map(requests.find, self._claimed) if r is not None and r.ended_at is None]
-        num_open = sum(request.submit.client == submit.client for request in open_ones)
-        if submit.client_limit and num_open >= submit.client_limit:
-            return "too_many_requests"
+        num_open = sum(request.endings.count(None) for request in open_ones if request.submit.client == submit.client)
+        if submit.client_limit and num_open + submit.n > submit.client_limit:
+            return "too_many_requests" if submit.n <= submit.client_limit else "invalid_value"
         if self.pools.is_unavailable(submit.params.task, now):
             # An earlier life that took the task is known by the journal, as far as that was written before the kill.
             may_come = core.scheduler.sequences.capacities.may_come(submit.params.task, now)

@@ -1,6 +1,7 @@
 """`baton keys`: who may connect as an executor, and who may send requests."""
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _SPAN = re.compile(r"([0-9]{1,6})([mhd])", re.ASCII)
 HEADS = (
     *("KIND", "NAME", "MADE", "LAST USED", "EXPIRES"),
-    *("OPEN REQUESTS", "REQUESTS/MIN", "TOKENS/MIN", "RIGHTS", "KEY", "ID"),
+    *("OPEN REQUESTS", "REQUESTS/MIN", "TOKENS/MIN", "WEIGHT", "RIGHTS", "KEY", "ID"),
 )
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
@@ -97,10 +98,14 @@ def executor(*, name: str, root: Path) -> None:
 
 @command.command(epilog=EXIT_CODES_HELP)
 @click.argument("name")
-@click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="Open at once; 0 is no limit.")
+@click.option("--max-open-requests", default=0, type=click.IntRange(0, 2**31 - 1), help="Sequences (answers) open at "
+              "once: a request with n=4 counts as four. 0 is no limit.")  # fmt: skip
 @click.option("--requests-per-minute", default=0, type=click.IntRange(0, 2**31 - 1), help="0 is no limit.")
 @click.option("--tokens-per-minute", default=0, type=click.IntRange(0, 2**31 - 1), help="Of prompts, and of answers as "
               "long as they may become; what they do not become is given back. 0 is no limit.")  # fmt: skip
+@click.option("--weight", default=1.0, type=click.FloatRange(0.01, 100), show_default=True,
+              callback=lambda _, __, weight: _number(weight),
+              help="Of its share, where clients compete: 2 gets twice what 1 does.")  # fmt: skip
 @click.option("--expires", metavar="WHEN", callback=lambda _, __, when: _moment(when), help="Accept the key only until "
               "90d, 12h, 2027-03-01 or 2027-03-01T12:00 (UTC), or for ever (never).  [default: never]")  # fmt: skip
 @click.option("--metrics/--no-metrics", help="May read /status and /metrics (baton status, Prometheus).")
@@ -227,6 +232,13 @@ def _moment(when: str | None) -> datetime | None:
     return moment.astimezone(UTC).replace(microsecond=0)
 
 
+def _number(value: float) -> float:
+    """Return the value. Raises BadParameter for NaN, which no range keeps out."""
+    if math.isnan(value):
+        raise click.BadParameter("nan is no number")
+    return value
+
+
 def _print_table(entries: Sequence["Entry"]) -> None:
     rows: list[tuple[str, ...]] = [HEADS]
     now = datetime.now(UTC)
@@ -241,6 +253,7 @@ def _print_table(entries: Sequence["Entry"]) -> None:
                 entry.last_used[:16].replace("T", " ") or "-",
                 "expired" if has_expired else entry.expires[:10] or "-",
                 *(str(limit or "no limit") if entry.kind == "api" else "-" for limit in limits),
+                f"{entry.weight:g}" if entry.kind == "api" else "-",
                 "admin" if entry.admin else "metrics" if entry.metrics else "-",
                 entry.key,
                 entry.id,

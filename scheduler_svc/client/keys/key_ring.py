@@ -53,7 +53,7 @@ class Entry:
         id: of an API key's client; empty for executors.
         created: in UTC, ISO 8601.
         key: an executor's public key in Z85, or the first digits of the SHA-256 of an API key.
-        max_open_requests, requests_per_minute, tokens_per_minute, admin, metrics: fields of an API key.
+        max_open_requests, requests_per_minute, tokens_per_minute, weight, admin, metrics: fields of an API key.
         expires, last_used: as `created`; empty for never, and where no use is known.
         is_old: whether its client has a newer one, and `revoke --old` takes this one away.
     """
@@ -68,6 +68,7 @@ class Entry:
     metrics: bool = False
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    weight: float = 1.0
     expires: str = ""
     last_used: str = ""
     is_old: bool = False
@@ -177,6 +178,7 @@ class KeyRing:
                 key.metrics,
                 key.requests_per_minute,
                 key.tokens_per_minute,
+                key.weight,
                 "" if key.expires is None else _written(key.expires),
                 "" if (at := uses.get(name_of_use(key.sha256))) is None else _written(datetime.fromtimestamp(at, UTC)),
                 newest[key.client_id] is not key,

@@ -103,9 +103,8 @@ class RequestTable:
         self._retention = Retention()
         self._absences = Absences()
         self._by_peer: dict[Peer, dict[str, Request]] = {}
-        self._clients: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()  # open sequences by client, without those of unclaimed requests
         self._names: Counter[str] = Counter()  # of clients; one may be another's now, who has other requests
-        self._unclaimed: Counter[str] = Counter()  # by client
 
     @property
     def num_open(self) -> int:
@@ -134,17 +133,20 @@ class RequestTable:
         return [request for request in self._open.values() if request.submit.client == client]
 
     def num_counted(self, client: str) -> int:
-        """Open requests of a client that count for its limit."""
-        return self._clients[client] - self._unclaimed[client]
+        """Open sequences of a client that count for its limit."""
+        return self._counted[client]
 
     def check_new(self, submit: Submit) -> None:
-        """Raise RequestRejected if the id of a request is in use, or the request is one too many for its client."""
+        """Raise RequestRejected if the id of a request is in use, or its client may not have so many sequences open."""
         if self.find(submit.request_id) is not None:
             raise RequestRejected(f"request id {submit.request_id!r} is in use", "request_exists")
-        num_open = self.num_counted(submit.client)
-        if submit.client_limit and num_open >= submit.client_limit:
-            message = f"{num_open} requests of {submit.client_name!r} are open, the limit is {submit.client_limit}"
-            raise RequestRejected(message, "too_many_requests")
+        num_open, limit, name = self.num_counted(submit.client), submit.client_limit, submit.client_name
+        if not limit or num_open + submit.n <= limit:
+            return
+        if submit.n > limit:
+            raise RequestRejected(f"the request has {submit.n} sequences, the limit of {name!r} is {limit}")
+        message = f"{num_open} sequences of {name!r} are open and the request has {submit.n}, the limit is {limit}"
+        raise RequestRejected(message, "too_many_requests")
 
     def add(self, request: Request, now: float) -> None:
         """Add a request that was just accepted, or restored from the journal."""
@@ -156,10 +158,9 @@ class RequestTable:
             return
         self._open[request.id] = request
         self.num_returning += can_return(request.submit)
-        self._clients[request.submit.client] += 1
         self._names[request.submit.client_name] += 1
-        if request.is_unclaimed:
-            self._unclaimed[request.submit.client] += 1
+        if not request.is_unclaimed:
+            self._count(request)
         if request.peer is not None:
             self._by_peer.setdefault(request.peer, {})[request.id] = request
 
@@ -168,7 +169,9 @@ class RequestTable:
         self._release(request)
         request.peer = peer
         self._by_peer.setdefault(peer, {})[request.id] = request
-        self._claim(request)
+        if request.is_unclaimed:
+            request.is_unclaimed = False
+            self._count(request)
 
     def detach(self, request: Request, wait_s: float, now: float) -> None:
         """An open request has no reader any more: it is late when its client has not come back for so long."""
@@ -179,13 +182,13 @@ class RequestTable:
         """A sequence has ended. Returns its request, if that has ended with it."""
         request = self._open[end.sequence.request_id]
         request.endings[end.sequence.index] = Ending.of(end)
+        if not request.is_unclaimed:
+            _count_down(self._counted, request.submit.client)
         if None in request.endings:
             return None
         self._release(request)
-        self._claim(request)
         del self._open[request.id]
         self.num_returning -= can_return(request.submit)
-        _count_down(self._clients, request.submit.client)
         _count_down(self._names, request.submit.client_name)
         self._retain(request, now)
         return request
@@ -222,10 +225,9 @@ class RequestTable:
                 del self._by_peer[request.peer]
             request.peer = None
 
-    def _claim(self, request: Request) -> None:
-        if request.is_unclaimed:
-            request.is_unclaimed = False
-            _count_down(self._unclaimed, request.submit.client)
+    def _count(self, request: Request) -> None:
+        """Its sequences count for the limit of its client until they end."""
+        self._counted[request.submit.client] += request.endings.count(None)
 
 
 def _count_down(counts: Counter[str], name: str) -> None:

@@ -145,7 +145,6 @@ class BatchLines:
             self._batch.owner,
             self._batch.batch_id,
             ready.num_sequences,
-            len(ready.submits),
             max(limit // 2, 1) if limit else 0,  # the other half is for requests that somebody waits for
         )
         seat = Seat(self._tools.gate, entrant)

@@ -13,14 +13,12 @@ class Entrant:
 
     Attributes:
         num_sequences: that the core will have of it.
-        num_requests: that it counts as for the limit of its owner's key: its prompts.
-        most_of_owner: requests that lines of its owner may have open; 0 for any number.
+        most_of_owner: sequences that lines of its owner may have open; 0 for any number.
     """
 
     owner: str
     batch_id: str
     num_sequences: int
-    num_requests: int = 1
     most_of_owner: int = 0
 
 
@@ -29,7 +27,7 @@ class LineGate:
 
     Owners take turns, and so do the batches of an owner, whatever they have open. A line of more sequences than there
     is room for waits until there is, and the others wait behind it; one of more than the limit has the core to itself.
-    So it is with an owner's requests, but only lines of the same owner wait there.
+    So it is with an owner's sequences, but only lines of the same owner wait there.
 
     Attributes:
         num_open: sequences of lines that are in.
@@ -40,7 +38,7 @@ class LineGate:
         self.num_open = 0
         self.num_over = 0
         self._limit = limit
-        self._requests_of_owner: Counter[str] = Counter()
+        self._sequences_of_owner: Counter[str] = Counter()
         self._owners: deque[str] = deque()  # that wait, in the order of their turns
         self._batches: dict[str, deque[str]] = {}  # of each owner, likewise
         self._waiting: dict[tuple[str, str], deque[tuple[Entrant, asyncio.Future[None]]]] = {}
@@ -69,9 +67,9 @@ class LineGate:
         """A line is over, or waits outside for a while."""
         self.num_open -= entrant.num_sequences
         self.num_over += entrant.num_sequences
-        self._requests_of_owner[entrant.owner] -= entrant.num_requests
-        if not self._requests_of_owner[entrant.owner]:
-            del self._requests_of_owner[entrant.owner]
+        self._sequences_of_owner[entrant.owner] -= entrant.num_sequences
+        if not self._sequences_of_owner[entrant.owner]:
+            del self._sequences_of_owner[entrant.owner]
         self._let_in()
 
     def _queue(self, entrant: Entrant, turn: "asyncio.Future[None]") -> None:
@@ -110,15 +108,15 @@ class LineGate:
                 self._batches[owner].remove(batch_id)
                 self._forget((owner, batch_id))
             self.num_open += entrant.num_sequences
-            self._requests_of_owner[owner] += entrant.num_requests
+            self._sequences_of_owner[owner] += entrant.num_sequences
             turn.set_result(None)
 
     def _next_owner(self) -> str | None:
         """The owner whose turn it is, of those that may have their next line open, too."""
         for owner in self._owners:
             entrant, _ = self._waiting[owner, self._batches[owner][0]][0]
-            num_open = self._requests_of_owner[owner]
-            if not (entrant.most_of_owner and num_open) or num_open + entrant.num_requests <= entrant.most_of_owner:
+            num_open = self._sequences_of_owner[owner]
+            if not (entrant.most_of_owner and num_open) or num_open + entrant.num_sequences <= entrant.most_of_owner:
                 return owner
         return None
 

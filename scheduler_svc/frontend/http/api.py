@@ -132,9 +132,10 @@ def create_app(
     # The last one added is the first one asked.
     if tracing is not None:  # requests without a key leave no trace
         app.add_middleware(TraceRequests, tracing=tracing)
-    callers = Callers(settings.hosts, settings.options.cors_origin)
+    trusted = settings.options.trusted_proxies
+    callers = Callers(settings.hosts, settings.options.cors_origin, trusted)
     app.add_middleware(RequireApiKey, api_keys=settings.api_keys, callers=callers, open_paths=open_paths)
     routes = [route for router in routers for route in router.routes]
     install_error_handlers(app, routes)
     outer = with_cors(app, settings.options.cors_origin)
-    return Traces(outer, routes, link.counts, tracing, settings.options.trusted_proxies)
+    return Traces(outer, routes, link.counts, tracing, trusted)

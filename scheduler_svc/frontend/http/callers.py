@@ -41,10 +41,12 @@ class Callers:
         hosts: names in lower case by which the service may be asked for, beside addresses and names of loopback; None
             for every name.
         origins: those whose pages may use the service; "*" for all.
+        trusted_proxies: networks of proxies that are believed whom they ask for.
     """
 
     hosts: frozenset[str] | None = None
     origins: tuple[str, ...] = ()
+    trusted_proxies: Sequence[Network] = ()
 
     def check(self, scope: Scope, headers: Headers) -> None:
         """Raise ApiError for a request under a name that is not the service's, and for one by a foreign page."""
@@ -53,6 +55,14 @@ class Callers:
             raise _host_not_allowed(host)
         if self._is_by_foreign_page(scope, headers):
             raise _origin_not_allowed(headers.get("origin", "null"))
+
+    def network_of(self, scope: Scope) -> str:
+        """Return the network whose requests count as one client's: an IPv4 address, or the /64 of an IPv6 address,
+        because one machine may have all of that. Empty for a connection without an address."""
+        address = _address(client_address(scope, self.trusted_proxies))
+        if isinstance(address, ipaddress.IPv6Address):
+            return str(ipaddress.IPv6Network((int(address), 64), strict=False))
+        return str(address or "")
 
     def _is_served(self, host: str) -> bool:
         name = host_name(host)

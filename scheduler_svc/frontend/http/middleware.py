@@ -58,7 +58,8 @@ class RequireApiKey:
         is_probe = scope["path"] in OPEN_PATHS and scope["method"] in OPEN_METHODS
         if not is_probe:
             self._callers.check(scope, headers)
-        return ApiClient("", "", 0, is_admin=is_this_machine(scope, headers), may_read_status=True)
+        is_admin, address = is_this_machine(scope, headers), self._callers.network_of(scope)
+        return ApiClient("", "", 0, is_admin=is_admin, may_read_status=True, address=address)
 
     def _client_by_key(self, scope: Scope, headers: Headers) -> ApiClient:
         sent = _keys_in(headers)

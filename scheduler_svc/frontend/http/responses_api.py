@@ -181,7 +181,8 @@ class ResponsesApi:
         client = client_of(request)
         await self._store.check_open(client.id)
         [submit] = ready.tokenized.submits(client, ready.context.encode())
-        submit = msgspec.structs.replace(submit, stream=True)  # as its stream may be asked for at any time
+        # Its stream may be asked for at any time, and where it came from is not stored.
+        submit = msgspec.structs.replace(submit, stream=True, address="")
         work = BackgroundWork(WORK_VERSION, ready.spec, submit)
         await self._store.queue(client.id, ready.asked, work.encode())
         response_id = ready.spec.response_id

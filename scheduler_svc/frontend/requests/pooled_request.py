@@ -16,7 +16,7 @@ from scheduler_svc.frontend.link.many_requests import open_in_turns
 from scheduler_svc.frontend.requests.pooled_schemas import PoolingRequest
 from scheduler_svc.frontend.requests.tokenized_request import (
     charged,
-    check_num_requests,
+    check_num_sequences,
     check_priority,
     core_request_id,
     salt_of,
@@ -67,9 +67,9 @@ class PooledRequest:
 
     def submits(self, client: ApiClient) -> list[m.Submit]:
         """One message for each input. Raises ApiError for a priority that this client may not have (403), and for more
-        inputs than it may have requests (400)."""
+        inputs than it may have sequences open (400)."""
         check_priority(self.priority, client)
-        check_num_requests(len(self.prompts), "inputs", client)
+        check_num_sequences(len(self.prompts), "one for each input", client)
         cache_salt = salt_of(self.cache_salt, client)
         submits = [
             m.Submit(
@@ -83,6 +83,8 @@ class PooledRequest:
                 client=client.id,
                 client_limit=client.max_open_requests,
                 client_name=client.name,
+                weight=client.weight,
+                address=client.address,
             )
             for i, prompt in enumerate(self.prompts)
         ]

@@ -68,14 +68,14 @@ class TokenizedRequest:
 
     def submits(self, client: ApiClient, context: bytes) -> list[m.Submit]:
         """One message for each prompt. Raises ApiError for a priority that this client may not have (403), and for more
-        prompts than it may have requests (400).
+        sequences than it may have open (400).
 
         Args:
             context: what another frontend needs to continue the answer; the first prompt carries it for all.
         """
         assert self.grammar is None, "it was not compiled"
         check_priority(self.priority, client)
-        check_num_requests(len(self.prompts), "prompts", client)
+        check_num_sequences(len(self.prompts) * self.n, "prompts times n", client)
         cache_salt = salt_of(self.cache_salt, client)
         submits = [
             m.Submit(
@@ -91,6 +91,8 @@ class TokenizedRequest:
                 client=client.id,
                 client_limit=client.max_open_requests,
                 client_name=client.name,
+                weight=client.weight,
+                address=client.address,
                 context=context if i == 0 else b"",
                 is_resumable=self.is_resumable,
                 may_shorten=self.may_shorten,
@@ -117,15 +119,15 @@ def check_priority(priority: int, client: ApiClient) -> None:
         raise ApiError(403, message, code="priority_not_allowed", param="priority")
 
 
-def check_num_requests(number: int, what: str, client: ApiClient) -> None:
-    """Raise ApiError (400) for more prompts or inputs than this client may have requests: to send these again would
-    never help."""
+def check_num_sequences(number: int, what: str, client: ApiClient) -> None:
+    """Raise ApiError (400) for more sequences than this client may have open: to send them again would never help.
+
+    Args:
+        what: one sequence is, for the error.
+    """
     limit = client.max_open_requests
     if limit and number > limit:
-        message = (
-            f"The request has {number} {what}, each of which counts as a request, and this API key may have {limit} "
-            "open at once."
-        )
+        message = f"The request has {number} sequences ({what}), and this API key may have {limit} open at once."
         raise ApiError(400, message, code="invalid_value")
 
 

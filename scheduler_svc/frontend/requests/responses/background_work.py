@@ -17,7 +17,7 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
     Attributes:
         version: of this struct. Work of another version cannot be done.
-        submit: with the context of its answer.
+        submit: with the context of its answer, and without an address, which is not stored.
     """
 
     version: int
@@ -37,6 +37,7 @@ class BackgroundWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
             client=client.id,
             client_name=client.name,
             client_limit=client.max_open_requests,
+            weight=client.weight,
         )
         return replace(self, submit=charged([submit], client)[0])
 
