@@ -28,6 +28,10 @@ class ShareBook:
         self._written = 0.0  # the latest that a journal told
         self._denied: Counter[int] = Counter()  # by epoch: plans in a row
 
+    def started(self) -> None:
+        """A life of the scheduler begins."""
+        self._virtual_time = 0.0
+
     def submitted(self, core: Core, submit: m.Submit) -> None:
         """A request was accepted: none of its client's own that is open starts later."""
         request = core.requests.table.find(submit.request_id)
@@ -77,7 +81,7 @@ class ShareBook:
             return None
         able = sequences.waiting.executors_for(first)
         is_paused = first.doubt is not None or first.lateness is not None or executor.is_emptying
-        is_spent = len(running.decode_rows()) >= executor.limits.max_batch_tokens
+        is_spent = len(running) >= executor.limits.max_batch_tokens
         if is_paused or is_spent or any(each.running.has_free_lane for each in able):
             return None
         margin = CERTAIN * sequences.shares.cost.value

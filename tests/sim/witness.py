@@ -170,6 +170,7 @@ class Witness:
         self._chunks, self._numberless = {}, Counter()
         self._heard = {}
         self.tokens = TokenBook(self._world, self.moments)
+        self.shares.started()
         self._last_turn, self._forgiving_until = now, -math.inf
         self._remembered: dict[str, Capacity] = {}  # executors of earlier lives, by name
         self._gone: dict[
