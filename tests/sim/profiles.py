@@ -235,6 +235,15 @@ PROFILES = {
         step_s=(0.01, 0.02, 0.08),
     ),
     "flood": Profile({**CLIENTS, "flood": 6.0, "kill": 1.0}, max_waiting=6, requests=(3, 8), max_tokens=8),
+    "crowds": Profile(
+        {**CLIENTS, "kill": 2.0, "sigterm": 1.0, "kill_scheduler": 2.0, "flood": 1.0},
+        num_faults=(0, 3),
+        executors=(1, 2),
+        requests=(8, 24),
+        budgets=(8, 16, 64),
+        max_tokens=40,
+        journal=0.6,
+    ),
     "hostile": Profile({**HOSTILE, "kill": 1.0}, num_faults=(2, 6)),
     "keepers": Profile(
         {

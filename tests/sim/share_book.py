@@ -8,7 +8,6 @@ from scheduler_svc.core.core import Core
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.requests.journal_records import SharesRecord
 from scheduler_svc.core.scheduling.suspects import is_suspect
-from scheduler_svc.core.sequence import Sequence
 
 MAX_DENIED = 8  # plans in a row, without one of a suspect
 CERTAIN = 2.0  # mean sequences that the other one has had more, at least: the means of a moment ago may have differed
@@ -23,14 +22,16 @@ class ShareBook:
 
     def __init__(self, moments: Counter[str]) -> None:
         self._moments = moments
+        self._owners: dict[str, str] = {}  # by request
         self._places: dict[tuple[str, int], tuple[int, float]] = {}
         self._virtual_time = 0.0  # in this life
         self._written = 0.0  # the latest that a journal told
         self._denied: Counter[int] = Counter()  # by epoch: plans in a row
 
     def started(self) -> None:
-        """A life of the scheduler begins."""
+        """A life of the scheduler begins, which knows keys and no addresses of an earlier one."""
         self._virtual_time = 0.0
+        self._owners = {request_id: owner for request_id, owner in self._owners.items() if owner.isalpha()}
 
     def submitted(self, core: Core, submit: m.Submit) -> None:
         """A request was accepted: none of its client's own that is open starts later."""
@@ -38,7 +39,12 @@ class ShareBook:
         assert request is not None
         first, *others = sequences = request.sequences
         num_prompt = len(submit.prompt) // 4
-        mine = [s for s in core.scheduler if s not in sequences and _same_account(s, first)]
+        owner = self._owners[submit.request_id] = submit.client or submit.address
+        mine = [
+            s
+            for s in core.scheduler
+            if s not in sequences and self._owners.get(s.request_id) == owner and s.yields == first.yields
+        ]
         assert all(s.start <= first.start for s in mine), f"{submit.request_id} overtakes its client's own"
         for before, after in pairwise(sequences):
             step = after.start - before.start
@@ -88,7 +94,3 @@ class ShareBook:
         givers = [s for s in running if s.rank > first.rank and s.client != first.client]
         has_memory = blocks.num_free > blocks.num_blocks // 10 + blocks.blocks_for(len(first.tokens))
         return first.request_id if has_memory and any(s.start > first.start + margin for s in givers) else None
-
-
-def _same_account(one: Sequence, other: Sequence) -> bool:
-    return one.share.account == other.share.account and one.yields == other.yields

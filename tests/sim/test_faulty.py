@@ -23,7 +23,8 @@ from scheduler_svc.core.requests.journal_time import Stamp
 from scheduler_svc.core.requests.outbox import Outbox
 from scheduler_svc.core.requests.request_manager import RequestManager
 from scheduler_svc.core.requests.request_table import RequestTable
-from scheduler_svc.core.scheduling import admission, suspects
+from scheduler_svc.core.scheduling import admission, sequences, suspects
+from scheduler_svc.core.scheduling.fair_shares import Account, FairShares
 from scheduler_svc.core.scheduling.needs import Kind, Needs
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.scheduling.sequences import Sequences
@@ -73,6 +74,75 @@ def ends_what_others_have_open_with_a_key(monkeypatch):
 def ends_only_what_is_read_when_a_key_is_revoked(monkeypatch):
     open_of = RequestTable.open_of
     monkeypatch.setattr(RequestTable, "open_of", lambda self, client: [r for r in open_of(self, client) if r.peer])
+
+
+# --- shares ---
+
+
+@fault("calm")
+def has_an_account_for_each_priority(monkeypatch):
+    share_for = FairShares.share_for
+
+    def split(self, submit):
+        share = share_for(self, msgspec.structs.replace(submit, client=f"{submit.client} {submit.priority}"))
+        return share._replace(account=f"{submit.client} {submit.priority}")
+
+    monkeypatch.setattr(FairShares, "share_for", split)
+
+
+@fault("calm")
+def charges_a_request_as_one_sequence(monkeypatch):
+    share_for = FairShares.share_for
+
+    def cheap(self, submit):
+        share = share_for(self, submit)
+        return share._replace(cost=share.cost / submit.n)
+
+    monkeypatch.setattr(FairShares, "share_for", cheap)
+
+
+@fault("calm")
+def forgets_weights(monkeypatch):
+    share_for = FairShares.share_for
+    monkeypatch.setattr(FairShares, "share_for", lambda self, submit: share_for(self, submit)._replace(weight=4.0))
+
+
+@fault("calm")
+def moves_back_whom_answers_that_ended_early_are_given_back(monkeypatch):
+    monkeypatch.setattr(Account, "next_start", property(lambda self: self.finish))
+
+
+@fault("calm")
+def takes_a_lane_from_nobody(monkeypatch):
+    monkeypatch.setattr(admission.Admission, "_next_to_give", lambda *_: None)
+
+
+@fault("restarts")
+def begins_each_life_at_no_virtual_time(monkeypatch):
+    restore = FairShares.restore
+
+    def anew(self, virtual_time, *others):
+        restore(self, 0.0, *others)
+
+    monkeypatch.setattr(FairShares, "restore", anew)
+
+
+@fault("restarts")
+def gives_restored_requests_new_places(monkeypatch):
+    new_sequences = sequences.new_sequences
+
+    def moved(*arguments):
+        *others, share = arguments
+        return new_sequences(*others, share._replace(start=share.start + 1.0))
+
+    restore = Sequences.restore
+
+    def restored(self, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(sequences, "new_sequences", moved)
+            return restore(self, *arguments)
+
+    monkeypatch.setattr(Sequences, "restore", restored)
 
 
 # --- the journal ---
