@@ -64,6 +64,11 @@ class RunningSequences:
         return self.lanes.sequence(self.order[0])
 
     @property
+    def last(self) -> Sequence:
+        """The last in rank; there must be one."""
+        return self.lanes.sequence(self.order[-1])
+
+    @property
     def has_free_lane(self) -> bool:
         """Whether another sequence could hold a lane."""
         return self.lanes.has_free

@@ -73,9 +73,11 @@ class Admission:
 
     def is_contested(self, executor: ExecutorState, sitting: Collection[Sequence] = ()) -> bool:
         """Whether prompts of several clients want rows of the next plan: they run, or are next to be admitted."""
-        prompts = [s for s in executor.running.prompts() if s not in sitting]
-        clients = {s.client for s in (*prompts, *self._sequences.waiting.heads(executor.epoch)) if not s.yields}
-        return len(clients) > 1
+        prompts, waiting = executor.running.prompts(), self._sequences.waiting
+        if not prompts and not executor.running.has_free_lane:
+            return False  # as in nearly all plans of a full executor
+        heads = waiting.heads(executor.epoch) if waiting else []
+        return len({s.client for s in (*prompts, *heads) if not s.yields and s not in sitting}) > 1
 
     def continue_prompts(
         self,
@@ -138,6 +140,8 @@ class Admission:
         first = self._sequences.waiting.first(executor.epoch)
         if first is None or executor.has_refused(first):
             return rows
+        if not running.has_free_lane and running.last.rank < first.rank:
+            return rows  # nobody has to give a lane: nearly always, while all are taken
         forecast: Forecast | None = None
         rooms: Rooms = {}
         overtaken = num_looks = 0
