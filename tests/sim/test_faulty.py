@@ -114,7 +114,12 @@ def moves_back_whom_answers_that_ended_early_are_given_back(monkeypatch):
 
 @fault("calm")
 def takes_a_lane_from_nobody(monkeypatch):
-    monkeypatch.setattr(admission.Admission, "_next_to_give", lambda *_: None)
+    giver = admission.Admission._giver
+
+    def to_those_that_run(self, executor, sequence, spared=()):
+        return giver(self, executor, sequence, spared) if sequence.state is State.RUNNING else None
+
+    monkeypatch.setattr(admission.Admission, "_giver", to_those_that_run)
 
 
 @fault("restarts")

@@ -5,6 +5,7 @@ Waiting sequences are admitted in the order of their rank. Memory that runs shor
 
 from collections.abc import Collection
 from collections.abc import Sequence as Lists
+from itertools import takewhile
 
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.executor.memory_forecast import Forecast
@@ -15,7 +16,7 @@ from scheduler_svc.core.scheduling.sequences import Sequences
 from scheduler_svc.core.scheduling.stats import Move, SchedulerStats
 from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.scheduling.yielding import yields_to
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, State
 
 Rooms = dict[int, Room]  # by the list of executors; the queue keeps these lists while nothing changes
 MAX_OVERTAKEN = 64  # waiting sequences, bound for another executor, that a plan looks past
@@ -64,7 +65,7 @@ class Admission:
             if not running.decodes(sequence):
                 continue  # an older one took its blocks a moment ago
             while not running.extend(sequence):
-                if (victim := _victim(executor, sequence)) is None:
+                if (victim := self._giver(executor, sequence)) is None:
                     skipped.append(sequence)
                     break
                 self._sequences.preempt(executor, victim)
@@ -106,7 +107,7 @@ class Admission:
             while (row := running.reserve_more(sequence, num_tokens)) is None:
                 # Sequences that decode have a row in this plan already, except for those that sit it out.
                 spared = set(running.decode_rows().sequences).difference(skipped)
-                if (victim := _victim(executor, sequence, spared)) is None:
+                if (victim := self._giver(executor, sequence, spared)) is None:
                     break
                 self._sequences.preempt(executor, victim)
                 preempted = True
@@ -134,21 +135,17 @@ class Admission:
                 is alone next.
         """
         rows: list[PromptRow] = []
-        running = executor.running
-        if executor.is_leaving or executor.is_emptying:
+        running, first = executor.running, self._sequences.waiting.first(executor.epoch)
+        if first is None or not _may_admit(executor, first):
             return rows
-        first = self._sequences.waiting.first(executor.epoch)
-        if first is None or executor.has_refused(first):
-            return rows
-        if not running.has_free_lane and running.last.rank < first.rank:
-            return rows  # nobody has to give a lane: nearly always, while all are taken
         forecast: Forecast | None = None
         rooms: Rooms = {}
+        planned = {row.sequence for row in begun}
         overtaken = num_looks = 0
         for sequence in self._sequences.waiting.candidates(executor.epoch):
             if overtaken == MAX_OVERTAKEN or num_looks >= MAX_LOOKS:
                 break
-            if not running.has_free_lane and self._next_to_give(executor, sequence, [*begun, *rows]) is None:
+            if not running.has_free_lane and self._giver(executor, sequence, planned) is None:
                 break
             if executor.lets_pause(sequence):
                 num_looks += 1
@@ -172,12 +169,13 @@ class Admission:
                 if not suspect:
                     executor.awaits_suspect = True
                 break
-            row, forecast = self._take_in(executor, sequence, num_tokens, forecast, [*begun, *rows])
+            row, forecast = self._take_in(executor, sequence, num_tokens, forecast, planned)
             if row is None:
                 executor.refuse(sequence, first)
                 self._sequences.waiting.place(sequence, 0)  # another executor may have room
                 break
             rows.append(row)
+            planned.add(sequence)
             budget.take(row)
             if suspect:
                 break
@@ -189,9 +187,12 @@ class Admission:
         sequence: Sequence,
         num_tokens: int,
         forecast: Forecast | None,
-        rows: Lists[PromptRow],
+        spared: Collection[Sequence],
     ) -> tuple[PromptRow | None, Forecast | None]:
         """Admit a sequence if there is a lane and memory for it, or others have to give them.
+
+        Args:
+            spared: those that give nothing.
 
         Returns:
             Its row, None if there is not; and the forecast with it.
@@ -200,32 +201,41 @@ class Admission:
         if running.has_free_lane:
             forecast = running.forecast() if forecast is None else forecast
             row = self._try(executor, sequence, num_tokens, forecast)
-        while row is None and (giver := self._next_to_give(executor, sequence, rows)) is not None:
+        while row is None and (giver := self._giver(executor, sequence, spared)) is not None:
             giver.num_taken += giver.yields
             self._sequences.preempt(executor, giver)
             forecast = running.forecast()
             row = self._try(executor, sequence, num_tokens, forecast)
         return row, forecast
 
-    def _next_to_give(self, executor: ExecutorState, waiting: Sequence, rows: Lists[PromptRow]) -> Sequence | None:
-        """The running sequence that gives its lane and its blocks to a waiting one before it in rank; None if no one
-        has to, or all that may give have too few blocks.
+    def _giver(self, executor: ExecutorState, sequence: Sequence, spared: Collection[Sequence] = ()) -> Sequence | None:
+        """The running sequence that gives way to one before it in rank: the last in rank that has to.
 
-        A sequence that yields gives them to any that does not. One of another client gives them if it started later,
-        by a mean sequence at least: this client has had more, and the other one waits.
+        Without one, a sequence that runs sits this step out and keeps what it has. The first in rank always finds one,
+        or has the pool to itself; so some sequence always goes on.
+
+        To one that waits only those give way that yield, where it does not, and those of other clients that started
+        later, by a mean sequence at least: these clients have had more. Of those that yield a few keep their lanes, and
+        one that gave way twice is the last to do so again. Nobody gives way in vain, for too few blocks.
 
         Args:
-            rows: that the plan has: their sequences give nothing.
+            spared: those that give nothing.
         """
-        running, mean_cost = executor.running, self._sequences.shares.cost.value
-        planned = {row.sequence for row in rows}
-        last_first = [s for s in reversed(running) if s.rank > waiting.rank and s not in planned]
+        running = executor.running
+        later = takewhile(lambda s: s.rank > sequence.rank, reversed(running))
+        behind = (s for s in later if s not in spared)
+        if sequence.state is State.RUNNING:
+            return next(behind, None)
+        last_first, latest = [*behind], sequence.start + self._sequences.shares.cost.value
         lines = [s for s in last_first if s.yields]
-        lines = sorted(lines, key=lambda s: s.num_taken >= MAX_TAKEN)[: max(0, len(lines) - running.num_kept)]
-        others = [s for s in last_first if s.client != waiting.client and s.start >= waiting.start + mean_cost]
-        givers = [s for s in others if s.yields] if waiting.yields else [*lines, *(s for s in others if not s.yields)]
+        givers = [s for s in last_first if s.client != sequence.client and s.start >= latest]
+        if sequence.yields:
+            givers = [s for s in givers if s.yields]
+        else:
+            taken_last = sorted(lines, key=lambda s: s.num_taken >= MAX_TAKEN)
+            givers = [*taken_last[: max(0, len(lines) - running.num_kept)], *(s for s in givers if not s.yields)]
         num_free = executor.blocks.num_free + sum(running.num_own_blocks(giver) for giver in givers)
-        return givers[0] if givers and num_free >= executor.blocks.blocks_for(len(waiting.tokens)) else None
+        return givers[0] if givers and num_free >= executor.blocks.blocks_for(len(sequence.tokens)) else None
 
     def _executor_for(self, sequence: Sequence, rooms: Rooms) -> ExecutorState | None:
         if sequence.num_inflight > 0:
@@ -276,15 +286,9 @@ class Admission:
         return row
 
 
-def _victim(executor: ExecutorState, sequence: Sequence, spared: Collection[Sequence] = ()) -> Sequence | None:
-    """The last in rank of the running sequences after this one that are not in `spared`.
-
-    Without one, the sequence sits this step out and keeps what it has. The first in rank always finds one, or has the
-    pool to itself; so some sequence always goes on.
-    """
-    for candidate in reversed(executor.running):
-        if candidate is sequence:
-            return None
-        if candidate not in spared:
-            return candidate
-    return None
+def _may_admit(executor: ExecutorState, first: Sequence) -> bool:
+    """Whether anything could be admitted with this sequence first in the queue; nearly never where all lanes are taken:
+    then it takes one that started later."""
+    if executor.is_leaving or executor.is_emptying or executor.has_refused(first):
+        return False
+    return executor.running.has_free_lane or executor.running.last.rank > first.rank
