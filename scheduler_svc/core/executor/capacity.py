@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple, get_args
 
 from common.errors import RequestRejected, TaskMissing
-from common.messages import SamplingParams, Task
+from common.messages import Task
 from common.plan import ExecutorLimits
 from scheduler_svc.core.sequence import Sequence
 
@@ -135,20 +135,15 @@ class TaskCapacities:
         fitting = [size for _, size in self._ready.values() if size >= enough and size > num_prompt]
         return min(max_tokens, min(fitting) - num_prompt) if fitting else max_tokens
 
-    def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
-        """Why a sequence cannot be accepted now, if so; None before the first executor was seen."""
-        return self._refusal(sequence, sequence.num_positions, self.largest(now)) if self._is_known else None
-
     def can_hold(self, positions: int, vocabulary: int) -> bool:
-        """See `Capacities.can_hold`."""
+        """Whether any executor that was ever seen could; also before one was."""
         return not self._is_known or (positions <= self._seen and vocabulary <= self._vocab_size)
 
-    def never_fits(self, sequence: Sequence) -> RequestRejected | None:
-        """Why no executor that was ever seen could run the sequence, if so. One with a default needs a single token."""
-        least = min(sequence.num_prompt + 1, sequence.num_positions) if sequence.may_shorten else sequence.num_positions
-        return self._refusal(sequence, least, self._seen) if self._is_known else None
-
-    def _refusal(self, sequence: Sequence, needed: int, limit: int) -> RequestRejected | None:
+    def objection(self, sequence: Sequence, needed: int, limit: int) -> RequestRejected | None:
+        """Why a sequence that needs so many positions cannot be run where there are at most so many, if so; None before
+        the first executor was seen."""
+        if not self._is_known:
+            return None
         if needed > limit:
             length = f"prompt of {sequence.num_prompt} tokens"
             if not sequence.is_pooled:
@@ -227,10 +222,6 @@ class Capacities:
         for capacities in self._by_task.values():
             capacities.left(epoch, now)
 
-    def ready_for(self, sequence: Sequence) -> int:
-        """The capacity of the most capable executor that takes the sequence's task now, 0 if there is none."""
-        return self.of(sequence.params.task).ready
-
     def others_since(self, task: Task) -> float:
         """Since when, without a break, a sequence of a task that no executor may run waits beside some, and so not for
         ever: beside those that take the task or, if none ever did, any. Infinite while there are none."""
@@ -238,23 +229,15 @@ class Capacities:
         return own.ready_since if own.seen else min(each.ready_since for each in self._by_task.values())
 
     def can_hold(self, task: Task, positions: int, vocabulary: int) -> bool:
-        """Whether any executor that was ever seen could; also before one was."""
+        """See `TaskCapacities.can_hold`."""
         return self.of(task).can_hold(positions, vocabulary)
-
-    def default_max_tokens(self, params: SamplingParams, num_prompt: int) -> int:
-        """See `TaskCapacities.default_max_tokens`."""
-        return self.of(params.task).default_max_tokens(num_prompt, params.max_tokens)
-
-    def never_fits(self, sequence: Sequence) -> RequestRejected | None:
-        """See `TaskCapacities.never_fits`."""
-        return self.of(sequence.params.task).never_fits(sequence)
 
     def refusal(self, sequence: Sequence, now: float) -> RequestRejected | None:
         """Why a sequence cannot be accepted now, if so. One that generates may come before the first executor of its
         task, as long as the first one of all has not been there for long."""
         task = sequence.params.task
-        if self._by_task[task].is_known:
-            return self._by_task[task].refusal(sequence, now)
+        if (capacities := self._by_task[task]).is_known:
+            return capacities.objection(sequence, sequence.num_positions, capacities.largest(now))
         return None if task == "generate" and self._is_early(now) else self.missing(task, now)
 
     def missing(self, task: Task, now: float) -> TaskMissing:

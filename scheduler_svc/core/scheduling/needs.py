@@ -1,8 +1,11 @@
-"""What a sequence needs of an executor, and which executors have it. Pure.
+"""What a sequence needs of an executor, which executors have it, and what it gives up where none has. Pure.
 
 Sequences that need the same are one group of the queue (`waiting_queue.py`), and executors that offer the same are one
 kind. So what an executor's coming or going changes is found by comparing groups with kinds, however many sequences wait
 and executors there are.
+
+A sequence that no executor can run gives up, in this order: the model that began its answer, at once; after a grace the
+version of its grammar's library; then what a default `max_tokens` has too much; then itself.
 """
 
 from collections.abc import Iterable
@@ -13,6 +16,8 @@ from scheduler_svc.core.executor.capacity import capacity
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.sequence import Sequence
 
+ANY_LIBRARY, NO_LIBRARY = "any", "none"
+
 
 class Needs(NamedTuple):
     """What an executor must have to run a sequence.
@@ -21,8 +26,8 @@ class Needs(NamedTuple):
         positions: that it has at its full length.
         vocabulary: token ids that there must be: one more than the largest that the sequence has or names.
         model: what computed its answer; empty if it has none. Any will do while no executor has this one.
-        masks: whether its tokens are masked by a grammar.
-        any_library: whether that may be done by another library than its grammar was compiled with.
+        library: version of the one that is to mask its tokens; ANY_LIBRARY once it has given that up, NO_LIBRARY if
+            frontends have none; empty without a grammar.
         newest: whether it is pooled. Results of two models cannot be compared, so all inputs of a request had better
             get the same one.
         pool: epoch whose pool it waits for: no executor will do then. 0 for none.
@@ -31,22 +36,25 @@ class Needs(NamedTuple):
     task: Task
     positions: int
     vocabulary: int
-    model: str
-    masks: bool
-    any_library: bool
-    newest: bool
-    pool: int
+    model: str = ""
+    library: str = ""
+    newest: bool = False
+    pool: int = 0
 
     @classmethod
-    def of(cls, sequence: Sequence) -> "Needs":
-        """Those of a waiting sequence."""
+    def of(cls, sequence: Sequence, grammars: str) -> "Needs":
+        """Those of a waiting sequence.
+
+        Args:
+            grammars: the library that grammars are compiled with; empty for none.
+        """
+        library = "" if not sequence.has_grammar else grammars or NO_LIBRARY
         return cls(
             sequence.params.task,
             sequence.num_positions,
             sequence.largest_token + 1,
             sequence.model if sequence.has_answer else "",
-            sequence.has_grammar,
-            sequence.takes_any_library,
+            ANY_LIBRARY if library and sequence.takes_any_library else library,
             sequence.is_pooled,
             sequence.awaited,
         )
@@ -59,17 +67,13 @@ class Kind(NamedTuple):
     positions: int
     vocabulary: int
     model: str
-    grammars: str
+    library: str
 
-    def has(self, needs: Needs, grammars: str) -> bool:
-        """Whether it has all that is needed, whatever its model.
-
-        Args:
-            grammars: the library that grammars are compiled with.
-        """
+    def has(self, needs: Needs) -> bool:
+        """Whether it has all that is needed, whatever its model."""
         if needs.task not in self.tasks or needs.positions > self.positions or needs.vocabulary > self.vocabulary:
             return False
-        return not needs.masks or (self.grammars != "" and (needs.any_library or self.grammars == grammars))
+        return needs.library in ("", self.library) or (needs.library == ANY_LIBRARY and self.library != "")
 
 
 Kinds = dict[Kind, list[ExecutorState]]
@@ -86,11 +90,11 @@ def kinds_of(executors: Iterable[ExecutorState]) -> Kinds:
     return kinds
 
 
-def able_executors(needs: Needs, kinds: Kinds, grammars: str) -> list[ExecutorState]:
+def able_executors(needs: Needs, kinds: Kinds) -> list[ExecutorState]:
     """Those that may run a sequence with these needs, in the order in which they joined."""
     if needs.pool:
         return []
-    able = [kind for kind in kinds if kind.has(needs, grammars)]
+    able = [kind for kind in kinds if kind.has(needs)]
     if needs.model:
         able = [kind for kind in able if kind.model == needs.model] or able
     if needs.newest and able:

@@ -83,7 +83,9 @@ class Sequences:
         prompt, largest = checked_prompt(submit)
         self._now = max(self._now, now)
         if submit.may_shorten:
-            submit = with_max_tokens(submit, self.capacities.default_max_tokens(submit.params, len(prompt)))
+            submit = with_max_tokens(
+                submit, self.capacities.of(submit.params.task).default_max_tokens(len(prompt), submit.params.max_tokens)
+            )
         deadline = None if submit.timeout_s is None else now + submit.timeout_s
         self._advance()
         share = self.shares.share_for(submit)
@@ -231,7 +233,7 @@ class Sequences:
         for sequence in self.waiting.hopeless(self.capacities.can_hold):
             yield self._give_up_hope(sequence)
         for sequence in self.waiting.stranded(now - self.capacities.grace_s, self.capacities.others_since):
-            yield self._give_up_waiting(sequence)
+            yield self._give_up(sequence)
 
     def tick(self, now: float) -> None:
         """See `Scheduler.tick`."""
@@ -307,7 +309,7 @@ class Sequences:
         self.regroup()
         kinds = kinds_of(self.executors.values())
         for sequence in self.waiting:
-            able = able_executors(Needs.of(sequence), kinds, self._grammars)
+            able = able_executors(Needs.of(sequence, self._grammars), kinds)
             assert self.waiting.executors_for(sequence) == able, "it waits for other executors than those that fit it"
             assert (sequence.state, sequence.epoch, sequence.lane) == (State.WAITING, 0, -1)
         ranks = [sequence.rank for sequence in self.waiting]
@@ -353,39 +355,39 @@ class Sequences:
 
     def _give_up_hope(self, sequence: Sequence) -> list[SequenceEnd]:
         """No executor that was ever seen could hold a sequence, which was accepted before the first one was."""
-        if (refusal := self.capacities.never_fits(sequence)) is not None:
-            return [self.end(sequence, "error", str(refusal), refusal.code)]
-        return self._give_up_pool(sequence, self.capacities.of(sequence.params.task).seen)
+        capacities = self.capacities.of(sequence.params.task)
+        least = min(sequence.num_prompt + 1, sequence.num_positions) if sequence.may_shorten else sequence.num_positions
+        if (objection := capacities.objection(sequence, least, capacities.seen)) is not None:
+            return [self.end(sequence, "error", str(objection), objection.code)]
+        return self._give_up_length(sequence, capacities.seen)
 
-    def _give_up_waiting(self, sequence: Sequence) -> list[SequenceEnd]:
-        """No executor that fits a sequence has been there for too long."""
-        if not (ready := self.capacities.ready_for(sequence)):
-            missed = self.capacities.missing(sequence.params.task, self._now)
+    def _give_up(self, sequence: Sequence) -> list[SequenceEnd]:
+        """No executor that has what a sequence needs has been there for too long: see `needs.py`."""
+        task = sequence.params.task
+        if not (ready := self.capacities.of(task).ready):
+            missed = self.capacities.missing(task, self._now)
             return [self.end(sequence, "error", str(missed), missed.code)]
         if not sequence.has_grammar or sequence.num_positions > ready:
-            return self._give_up_pool(sequence, ready)
-        if sequence.takes_any_library:
-            masking = [e for e in self.executors.values() if e.membership.grammars and not e.is_leaving]
-            if masking:  # a larger executor, without a library, is of no use
-                return self._give_up_pool(sequence, max(capacity(e.limits) for e in masking))
-            message = (
-                f"no executor that masks tokens by grammars has been there for {self.capacities.grace_s:.0f} s; the "
-                f"frontends' library is {self._grammars or 'none'}"
-            )
-            return [self.end(sequence, "error", message, "grammars_lost")]
-        self.leave_queue(sequence)
-        sequence.takes_any_library = True
-        self._relaxed.append(sequence)
-        self._join_queue(sequence)
-        return []
+            return self._give_up_length(sequence, ready)
+        if not sequence.takes_any_library:
+            self.leave_queue(sequence)
+            sequence.takes_any_library = True
+            self._relaxed.append(sequence)
+            self._join_queue(sequence)
+            return []
+        if masking := [e for e in self.executors.values() if e.membership.grammars and not e.is_leaving]:
+            return self._give_up_length(sequence, max(capacity(e.limits) for e in masking))
+        message = (
+            f"no executor that masks tokens by grammars has been there for {self.capacities.grace_s:.0f} s; the "
+            f"frontends' library is {self._grammars or 'none'}"
+        )
+        return [self.end(sequence, "error", message, "grammars_lost")]
 
-    def _give_up_pool(self, sequence: Sequence, ready: int) -> list[SequenceEnd]:
-        """The pools that could hold a sequence have been gone for too long: a default `max_tokens` is shortened to the
-        positions that are there, and whatever asked for more ends with an error."""
+    def _give_up_length(self, sequence: Sequence, ready: int) -> list[SequenceEnd]:
+        """A default `max_tokens` is shortened to the positions that are there; what asked for more ends."""
         if sequence.may_shorten and len(sequence.tokens) < ready < sequence.max_length:
             self.leave_queue(sequence)
-            params = msgspec.structs.replace(sequence.params, max_tokens=ready - sequence.num_prompt)
-            sequence.params = params
+            sequence.params = msgspec.structs.replace(sequence.params, max_tokens=ready - sequence.num_prompt)
             self._join_queue(sequence)
             return []
         if sequence.may_shorten and sequence.num_output > 0:

@@ -178,7 +178,7 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Put a sequence at its place. `now` never goes back."""
-        needs = Needs.of(sequence)
+        needs = Needs.of(sequence, self._grammars)
         positions, vocabulary = (sizes.rounded(needs) for sizes in self._sizes)
         needs = needs._replace(positions=positions, vocabulary=vocabulary)
         if (group := self._groups.get(needs)) is None:
@@ -229,7 +229,7 @@ class WaitingQueue:
             del self.placed_cost[sequence.placed]
 
     def _match(self, group: Group, now: float) -> None:
-        group.executors = able_executors(group.needs, self._kinds, self._grammars)
+        group.executors = able_executors(group.needs, self._kinds)
         for executor in group.executors:
             self._groups_of.setdefault(executor.epoch, []).append(group)
         is_unfit = not (group.executors or group.needs.pool)
@@ -237,7 +237,7 @@ class WaitingQueue:
 
     def _split(self, sizes: _Sizes, size: int) -> None:
         """Some sequences of the groups that need more than a new size are content with it."""
-        following = sizes.rounded(Needs("generate", size + 1, size + 1, "", False, False, False, 0))
+        following = sizes.rounded(Needs("generate", size + 1, size + 1))
         for group in [g for g in self._groups.values() if getattr(g.needs, sizes.name) == following]:
             other = group.split(size, sizes.size_of)
             other.needs = Needs(**(group.needs._asdict() | {sizes.name: size}))
