@@ -18,6 +18,7 @@ NAMES = [
     "cpu_kernels",
     "embeddings",
     "failover",
+    "fairness",
     "flood",
     "forced_tokens",
     "gguf",
