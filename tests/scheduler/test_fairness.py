@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from benchmarks.scheduler.bench_fairness import AMPLE, Service
+from benchmarks.scheduler.bench_fairness import AMPLE, FULL_FOR, SCENES, Service
 from scheduler_svc.core.scheduling.fair_shares import FairShares
+from scheduler_svc.core.sequence import State
 
 LANES = 16
 
@@ -142,3 +143,85 @@ class OfLongAnswers(Unsettled):
 )
 def test_a_planted_unfairness_is_found(faulty, crowd):
     assert worst_error(crowd, faulty()) > 0.05
+
+
+@pytest.mark.parametrize("scene", [name for name in SCENES if "visitors" not in name and name not in ("shares",)])
+def test_newcomers_begin_at_once(scene):
+    """Lanes and memory have been full for 40 plans. The benchmark measures the same."""
+    figures = SCENES[scene]()
+    assert max(figures.get("plans_to_first_token", [0])) <= 10
+    assert figures.get("first_token_of_the_long_one", 0) <= 10
+    assert figures.get("recomputed", 0.0) < 0.02
+
+
+def test_one_of_many_newcomers_delays_no_waiting_request_by_more_than_a_round():
+    """A thousand clients come one after the other, two a plan and each for eight plans: they could take all lanes."""
+    service = Service(lanes=LANES)
+    for i in range(40):
+        service.submit(f"x{i}", 50, 20, client="x")
+    service.run(FULL_FOR)
+    begun = len([name for name in service.began if name.startswith("x")])
+    for i in range(1000):
+        service.submit(f"y{i}", 50, 8, client=f"y{i}")
+        if i % 2:
+            service.step()
+        if i % 100 == 99:
+            now = len([name for name in service.began if name.startswith("x")])
+            assert now == 40 or now > begun, "newcomers hold up the client that waits"
+            begun = now
+
+
+@pytest.mark.parametrize("lanes", [64, 192])
+def test_lines_keep_one_lane_in_64_and_one_that_was_taken_twice_comes_last(lanes):
+    service = Service(lanes=lanes)
+    for i in range(lanes + 10):
+        service.submit(f"line{i}", 50, 3000, client="batch", priority=100)
+    service.run(5)
+    running = service.scheduler.executor(1).running
+    for i in range(2 * lanes):
+        service.submit(f"r{i}", 50, 30, client=f"r{i % 7}")
+    taken = set()
+    for _ in range(20):
+        service.step()
+        assert running.num_yielding >= lanes // 64
+        taken |= {sequence.num_taken for sequence in service.scheduler}
+    assert running.num_yielding == lanes // 64
+    assert max(taken) == 1
+    service.run(200)
+    assert running.num_yielding == lanes, "they have what others leave"
+    lines = [sequence for sequence in running]
+    for line in lines[: lanes // 2]:
+        line.num_taken = 2
+    for i in range(lanes // 2):
+        service.submit(f"s{i}", 50, 30, client="s")
+    service.run(3)
+    assert {line.num_taken for line in lines[: lanes // 2]} == {2}
+    assert running.num_yielding == lanes // 2
+
+
+def test_what_gave_way_keeps_its_place_and_is_not_computed_again():
+    service = Service(lanes=LANES)
+    for i in range(2 * LANES):
+        service.submit(f"x{i}", 200, 100, client="x")
+    service.run(FULL_FOR)
+    last = service.scheduler.executor(1).running.last
+    place = last.place
+    service.submit("y", 50, 20, client="y")
+    service.run(2)
+    assert (last.state, last.place) == (State.WAITING, place)
+    assert service.scheduler.sequences.waiting.first(1) is last
+    while last.state is not State.FINISHED:
+        service.step()
+    stats = service.scheduler.stats
+    assert (stats.preemptions, stats.resumed) == (1, 0)
+    assert stats.recomputed_tokens < 16, "a block that was not full at most"
+
+
+def test_a_client_takes_nothing_from_itself():
+    service = Service(lanes=LANES)
+    for i in range(2 * LANES):
+        service.submit(f"x{i}", 200, 100, client="x")
+    service.run(FULL_FOR)
+    service.submit("urgent", 50, 20, client="x", priority=-100)
+    service.until_first_tokens(["urgent"])
+    assert service.scheduler.stats.preemptions == 0
