@@ -167,7 +167,7 @@ def test_clients_that_come_one_after_the_other_delay_no_request_by_more_than_a_r
             num_others += 1
         service.step()
     assert waits[-1] in service.began
-    assert num_others <= 2 * LANES * (len(waits) + 2)
+    assert num_others <= 3 * LANES * len(waits), "a round is what runs, what waits, and what comes meanwhile"
 
 
 @pytest.mark.parametrize("lanes", [64, 192])
