@@ -9,7 +9,7 @@ from scheduler_svc.core.core import Core
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.sequence import Sequence
 
-HARMFUL = ("step_failed", "untrusted")  # ends of an epoch after which nobody knows what is in its pool
+HARMFUL = ("step_failed", "untrusted", "no_numbers")  # ends of an epoch after which nobody knows what is in its pool
 Row = tuple[Sequence, int, int]  # the positions of a row: the first, and that after the last
 
 

@@ -183,6 +183,8 @@ class PoolBook:
                     able = [e for e in able if epochs[e.model] == max(epochs.values())]
                 if is_suspect(sequence):  # it waits for an executor that it has not failed on, also for one that hangs
                     able = [e for e in able if e.name != sequence.failed_on] or able
+                if sequence.doubt is not None:  # likewise
+                    able = [e for e in able if e.name != sequence.doubt.executor] or able
                 if any(e.num_running == 0 and not e.inflight for e in able):
                     since = beside[sequence] = self._beside.get(sequence, now)
                     assert now - since < BESIDE_S, f"{sequence.request_id} waits beside an idle executor"
