@@ -55,14 +55,13 @@ def test_each_sequence_starts_when_those_before_it_have_had_their_cost():
     assert starts(book.accept(address="10.0.0.1")) == [0]
 
 
-def test_a_newcomer_starts_a_mean_sequence_after_the_first_that_runs():
+def test_a_newcomer_starts_where_the_one_is_that_has_had_least():
     book = Book()
-    first, second, _ = book.accept(client="a", n=3)
-    book.shares.advance(first.start)
-    assert starts(book.accept(client="b")) == [100]
-    book.shares.advance(second.start)
-    book.shares.advance(first.start)
-    assert starts(book.accept(client="c")) == [200], "the virtual time never falls"
+    book.accept(client="a", n=3)
+    book.shares.advance(40.0)
+    assert starts(book.accept(client="b")) == [40]
+    book.shares.advance(25.0)
+    assert starts(book.accept(client="c")) == [40], "the virtual time never falls"
 
 
 def test_what_an_answer_did_not_take_is_given_back_to_the_client_and_moves_no_place():

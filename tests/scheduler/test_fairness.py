@@ -170,6 +170,21 @@ def test_clients_that_come_one_after_the_other_delay_no_request_by_more_than_a_r
     assert num_others <= 3 * LANES * len(waits), "a round is what runs, what waits, and what comes meanwhile"
 
 
+def test_a_long_answer_does_not_hold_the_time_for_those_who_wait_beside_newcomers():
+    """Nor does an executor that hangs."""
+    service = Service(lanes=LANES)
+    service.submit("long", 50, 8000, client="z")
+    for i in range(20):
+        service.submit(f"x{i}", 50, 20, client="x")
+    num_others = 0
+    while service.plans < 1500 and "x19" not in service.began:
+        for _ in range(2 * LANES - sum(sequence.client.startswith("y") for sequence in service.scheduler)):
+            service.submit(f"y{num_others}", 50, 20, client=f"y{num_others}")
+            num_others += 1
+        service.step()
+    assert "x19" in service.began
+
+
 @pytest.mark.parametrize("lanes", [64, 192])
 def test_lines_keep_one_lane_in_64_and_one_that_was_taken_twice_comes_last(lanes):
     service = Service(lanes=lanes)

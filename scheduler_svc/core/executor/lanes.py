@@ -54,6 +54,7 @@ class Lanes:
         has_more_stops: bool, whether there are more stop tokens than fit.
         tokens: [lanes, longest limit so far], the known tokens.
         serial: int64, which admission holds the lane; -1 for none.
+        start, weight: float64, of the sequence's share; infinite and 1 for a free lane.
         sampling: how the sequence draws.
         is_constrained: bool, whether it has constraints.
         num_logprobs: log-probabilities that come with each token.
@@ -72,6 +73,7 @@ class Lanes:
         self.num_logprobs: IntArray = np.zeros(0, np.int32)
         self.tokens: IntArray = np.zeros((0, INITIAL_TOKENS), np.int32)
         self.serial: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.start, self.weight = np.zeros(0), np.zeros(0)
         self.sampling = SamplingColumns.greedy(0)
         self.sequences: list[Sequence | None] = []
         self.tables: list[BlockTable] = []
@@ -84,6 +86,11 @@ class Lanes:
     def has_free(self) -> bool:
         """Whether another sequence could hold a lane."""
         return bool(self.free) or len(self.sequences) < self._max_lanes
+
+    @property
+    def least_served(self) -> float:
+        """The least that a sequence with a lane has had: its start, and its tokens over its weight."""
+        return float((self.start + self.computed / self.weight).min())
 
     def sequence(self, lane: int) -> Sequence:
         """The sequence that holds a lane."""
@@ -105,6 +112,7 @@ class Lanes:
         self.phases[lane] = LanePhase.PROMPT
         self.serial[lane] = self._next_serial
         self._next_serial += 1
+        self.start[lane], self.weight[lane] = sequence.start, sequence.share.weight
         self.num_prompt[lane] = sequence.num_prompt
         self.known[lane] = length
         self.inflight[lane] = 0
@@ -134,6 +142,7 @@ class Lanes:
         self.sequences[lane] = None
         self.phases[lane] = LanePhase.FREE
         self.serial[lane] = -1
+        self.start[lane] = np.inf
         self.publish_at[lane] = NEVER
         self.free.append(lane)
 
@@ -186,6 +195,7 @@ class Lanes:
         self.stops = _extended(self.stops, count, -1)
         self._reshape_tokens(first + count, self.tokens.shape[1])
         self.serial = _extended(self.serial, count, -1)
+        self.start, self.weight = _extended(self.start, count, np.inf), _extended(self.weight, count, 1.0)
         greedy = SamplingColumns.greedy(count)
         self.sampling = SamplingColumns(
             **{name: np.concatenate([column, getattr(greedy, name)]) for name, column in vars(self.sampling).items()}
@@ -204,7 +214,7 @@ class Lanes:
         self.tokens = tokens
 
 
-def _extended(column: Column, count: int, value: int) -> Column:
+def _extended(column: Column, count: int, value: float) -> Column:
     """The column with entries for `count` more lanes."""
     more = np.full((count, *column.shape[1:]), value, column.dtype)
     return np.concatenate([column, more])  # type: ignore[return-value]

@@ -59,11 +59,6 @@ class RunningSequences:
         return map(self.lanes.sequence, reversed(self.order))
 
     @property
-    def first(self) -> Sequence:
-        """The first in rank; there must be one."""
-        return self.lanes.sequence(self.order[0])
-
-    @property
     def last(self) -> Sequence:
         """The last in rank; there must be one."""
         return self.lanes.sequence(self.order[-1])

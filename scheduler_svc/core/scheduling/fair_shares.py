@@ -75,7 +75,8 @@ class FairShares:
         address_key: secret of this life, so that nobody can tell whose an address's account is.
 
     Attributes:
-        virtual_time: tokens that a client of weight 1 has had by now, if it took its whole share. It never falls.
+        virtual_time: tokens that a client of weight 1 has had by now, if it took its whole share: as much as the one
+            that has had least of all that run. It never falls.
         cost: tokens that a sequence is expected to take.
     """
 
@@ -122,13 +123,14 @@ class FairShares:
             for mean in (account.output, self._output):
                 mean.add(sequence.num_output)
 
-    def advance(self, start: float) -> None:
-        """Note the start of the first in rank that runs.
+    def advance(self, least_served: float) -> None:
+        """Note the least that a running sequence has had: its start, and its tokens since then over the weight.
 
-        Who comes now starts the cost of a sequence later. So newcomers move the virtual time, and one after the other
-        they do not hold up for ever those that wait and have had more.
+        The start alone would stand still while a long answer is first in rank. With its tokens every plan moves the
+        virtual time, and newcomers do so themselves: one after the other they do not hold up for ever those that wait
+        and have had more.
         """
-        self.virtual_time = max(self.virtual_time, start + self.cost.value)
+        self.virtual_time = max(self.virtual_time, least_served)
 
     # --- the journal ---
 

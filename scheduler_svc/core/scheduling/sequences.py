@@ -325,10 +325,12 @@ class Sequences:
         self._deadlines.watch(sequence)
 
     def _advance(self) -> None:
-        """Move the virtual time to the start of the first in rank that runs or, while none runs, that waits."""
-        heads = [executor.running.first for executor in self.executors.values() if len(executor.running)]
-        first = min(heads, key=lambda sequence: sequence.rank) if heads else next(iter(self.waiting), None)
-        if first is not None:
+        """Move the virtual time to the least that a running sequence has had; while none runs, to where the first that
+        waits starts. Executors that hang hold it not up."""
+        busy = [e.running for e in self.executors.values() if len(e.running) and not e.membership.is_late]
+        if busy:
+            self.shares.advance(min([running.lanes.least_served for running in busy]))
+        elif (first := next(iter(self.waiting), None)) is not None:
             self.shares.advance(first.start)
 
     def _join_queue(self, sequence: Sequence) -> None:
