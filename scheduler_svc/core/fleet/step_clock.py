@@ -4,7 +4,7 @@ Heartbeats come from a thread of their own, so an executor whose computing threa
 that waits for a dead rank) goes on sending them. It does not answer its plans.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 FIRST_STEP_LIMIT_S = 120.0  # before anything was learned: kernels may still be compiled in the first step
@@ -147,7 +147,7 @@ class Paces:
     """How long steps of each size take on average, by model: by that executors of one model are compared."""
 
     def __init__(self) -> None:
-        self._typical_s: dict[str, list[float]] = {}
+        self._typical_s: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * _SIZES)
 
     def compared(self, model: str, slowness: float, answered: Answered) -> float:
         """Note an answer, and return the slowness of its executor, which was so great before.
@@ -155,7 +155,7 @@ class Paces:
         Returns:
             How long its steps take, over how long steps of their sizes take on average: of about 50 steps.
         """
-        typical_s, size = self._typical_s.setdefault(model, [0.0] * _SIZES), answered.num_tokens.bit_length()
+        typical_s, size = self._typical_s[model], answered.num_tokens.bit_length()
         before = typical_s[size] or answered.took_s
         typical_s[size] = before + (answered.took_s - before) * PACE_SHARE
         ratio = answered.took_s / before if before > 0 else 1.0
