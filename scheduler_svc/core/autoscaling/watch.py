@@ -139,7 +139,7 @@ class ScaleWatch:
         """Blocks that admission would give to others, as `Admission` looks ahead."""
         if not len(executor.running):
             return float(executor.limits.num_blocks)
-        peak = executor.blocks.num_blocks - executor.blocks.num_free
+        peak = executor.running.forecast(self._scheduler.history).peak_blocks()
         return max(0.0, min(executor.limits.num_blocks - peak, executor.blocks.num_free))
 
     def _rank(self, ready: list[ExecutorState], now: float) -> None:
