@@ -14,7 +14,7 @@ from scheduler_svc.core.autoscaling.load import Load
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
 
 RETURN_S = 30.0  # executors of an earlier life that are back by then are wanted
-LEAST_LIMIT, MOST_LIMIT = 0.5, 0.75  # of an executor that is busy
+LEAST_LIMIT, MOST_LIMIT = 0.4, 0.75  # busy share of an executor
 TAIL = 3.0  # times the mean wait that chance brings: where waits are exponential 95 of 100 are shorter
 DOWN = 0.85  # of the limit: with the largest load of `hold_s`, chance brings no way back
 DOWN_INTERVAL_S, DOWN_SHARE = 15.0, 8  # of a large fleet, one in so many goes at once
@@ -104,7 +104,7 @@ class Autoscaler:
         if self.wanted > before:
             self._last_up = now
         need = max(1 if load else self.wanted, math.ceil(total / limit / DOWN)) if is_busy else 0
-        self._lower(need, now, "less" if is_busy else "idle")
+        self._lower(need + (stuck if need > num_ready else 0), now, "less" if is_busy else "idle")
         stuck = self._note_missing(num_ready, now, is_lost=False)
         on_the_way, lead_s = len(self._missing) - stuck, self.lead_s
         ttft_s = waiting_s / num_ready + prompt_s if num_ready else lead_s if on_the_way else LONGEST_TTFT_S

@@ -57,18 +57,18 @@ class LoadMeter:
             waiting_tokens: of the sequences that wait.
             now: seconds since the service began to look.
         """
-        elapsed, queried = max(now - self._at, 1e-3), self._stats.queried_prompt_tokens
+        elapsed, queried = max(now - self._at, 1.0), self._stats.queried_prompt_tokens
         self._lately *= math.exp(-elapsed / LATELY_S)
         self._lately += *self._steps, queried - self._queried
-        begun = self._lately[2]
-        token_s, prompt_token_s = self._lately[:2] / begun if begun >= 1.0 else (0.0, 0.0)
+        work_s, prompts_s, begun = self._lately.tolist()
+        token_s, prompt_token_s = (work_s / begun, prompts_s / begun) if begun >= 1.0 else (0.0, 0.0)
         # A mean of little time is the plain mean of that time: it does not start from zero.
         weight = 1.0 - math.exp(-elapsed / min(MEAN_S, max(now, elapsed)))
         self._mean += weight * (np.array([*(self._steps / elapsed), token_s * waiting_tokens]) - self._mean)
         self._at, self._queried, self._steps = now, queried, np.zeros(2)
         busy, prompts, waiting_s = self._mean.tolist()
         prompt_s = prompt_token_s * self._stats.prompt_tokens / max(1, self._stats.accepted)
-        return Load(busy, prompts, waiting_s, prompt_s) if self._lately[0] else None
+        return Load(busy, prompts, waiting_s, prompt_s) if work_s else None
 
 
 def fullness(executor: ExecutorState) -> float:
