@@ -300,12 +300,10 @@ def test_what_runs_keeps_its_memory_when_fewer_are_wanted():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rate", "wanted"), [(2.0, 1), (3.0, 1), (4.0, 2), (8.0, 3)])
-def test_a_steady_load_does_not_flap(rate, wanted):
-    """Arrivals at random, at rates of which one executor can bear five a second. Between its first minutes and its end
-    nothing changes."""
-    requests = requests_of(poisson(rate, 1500.0), 600, 200)
-    seen = simulate(requests, most=8, start_s=60.0).seen
-    assert [change for change in seen.changes if change[0] > 400] == []
-    assert [each for _, each in seen.changes][-1:] == ([wanted] if wanted > 1 else [])
-    assert np.mean(np.array(seen.first_token[-500:]) < 2.0) == 1.0
+@pytest.mark.parametrize(("rate", "sizes"), [(3.0, []), (4.0, [2])])
+def test_a_steady_load_does_not_flap(rate, sizes):
+    """Arrivals at random, of which one executor can bear five a second: after the first minutes nothing changes."""
+    seen = simulate(requests_of(poisson(rate, 1500.0), 600, 200), most=8, start_s=60.0).seen
+    assert [wanted for at, wanted in seen.changes if at < 400] == sizes
+    assert [change for change in seen.changes if change[0] >= 400] == []
+    assert max(seen.first_token) < 2.0

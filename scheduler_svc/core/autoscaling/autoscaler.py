@@ -69,12 +69,12 @@ class Autoscaler:
 
     @property
     def lead_s(self) -> float:
-        """How long an executor takes to come: as the last ones did, and no less than one says of its own start."""
+        """Return the seconds that an executor takes to come: as the last ones did, and no less than one's own start."""
         return min(LONGEST_LEAD_S, max(self._start_s, *self._waits, 0.0) or DEFAULT_LEAD_S)
 
     @property
     def hold_s(self) -> float:
-        """How long fewer must do before fewer are wanted."""
+        """Return the seconds for which fewer must do before fewer are wanted."""
         return min(MAX_HOLD_S, max(MIN_HOLD_S, HOLD * self.lead_s))
 
     def started_in(self, start_s: float) -> None:

@@ -41,31 +41,27 @@ class LoadMeter:
         self._stats = stats
         self._at = 0.0
         self._queried = 0
-        self._steps = np.zeros(2)  # executor-seconds since the last look: of all work, and of prompts
+        self._work_s = self._prompts_s = 0.0  # executor-seconds since the last look: of all work, and of prompts
         self._lately = np.zeros(3)  # the same of the last minutes, and the tokens of prompts that were begun
         self._mean = np.zeros(3)  # busy, prompts, waiting_s
 
     def answered(self, executor: ExecutorState, tokens: int, seconds: float) -> None:
         """Note a step of so many tokens. Those above one for each running sequence are of prompts."""
         share = max(0, tokens - len(executor.running)) / max(1, tokens)
-        self._steps += seconds * (share + (1.0 - share) * fullness(executor)), seconds * share
+        self._prompts_s += share * seconds
+        self._work_s += (share + (1.0 - share) * fullness(executor)) * seconds
 
     def look(self, waiting_tokens: int, now: float) -> Load | None:
-        """Measure, about once a second; None before a step was answered.
-
-        Args:
-            waiting_tokens: of the sequences that wait.
-            now: seconds since the service began to look.
-        """
+        """Measure, about once a second; None before a step was answered. Times are since the service began to look."""
         elapsed, queried = max(now - self._at, 1.0), self._stats.queried_prompt_tokens
         self._lately *= math.exp(-elapsed / LATELY_S)
-        self._lately += *self._steps, queried - self._queried
+        self._lately += self._work_s, self._prompts_s, queried - self._queried
         work_s, prompts_s, begun = self._lately.tolist()
         token_s, prompt_token_s = (work_s / begun, prompts_s / begun) if begun >= 1.0 else (0.0, 0.0)
+        measured = np.array([self._work_s / elapsed, self._prompts_s / elapsed, token_s * waiting_tokens])
         # A mean of little time is the plain mean of that time: it does not start from zero.
-        weight = 1.0 - math.exp(-elapsed / min(MEAN_S, max(now, elapsed)))
-        self._mean += weight * (np.array([*(self._steps / elapsed), token_s * waiting_tokens]) - self._mean)
-        self._at, self._queried, self._steps = now, queried, np.zeros(2)
+        self._mean += (1.0 - math.exp(-elapsed / min(MEAN_S, max(now, elapsed)))) * (measured - self._mean)
+        self._at, self._queried, self._work_s, self._prompts_s = now, queried, 0.0, 0.0
         busy, prompts, waiting_s = self._mean.tolist()
         prompt_s = prompt_token_s * self._stats.prompt_tokens / max(1, self._stats.accepted)
         return Load(busy, prompts, waiting_s, prompt_s) if work_s else None

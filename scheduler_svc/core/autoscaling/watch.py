@@ -1,6 +1,6 @@
 """Looks at the core once a second for the autoscaler, and tells what it decides. Pure: the time is the caller's.
 
-What a look costs grows with the executors, and not with what runs or waits.
+The cost of a look grows with the executors, and not with what runs or waits.
 """
 
 from common.messages import Hello, ScaleStatus
