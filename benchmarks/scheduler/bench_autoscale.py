@@ -7,9 +7,9 @@ The real core in virtual time (`fleet_simulation.py` has the model of an executo
 rules get the same requests: those of a trace, whose rate is multiplied by a factor that goes from `--low` to `--high`
 and back like a day (`--days` of them), so that the trace's own bursts stay. Prints a JSON line for each rule.
 
-What is easier here than in a service: a step takes what the model says, which is the very form that the scheduler fits
-to steps (`step_times.py`); a start takes what Hello says, each time; and Azure's trace has neither long prompts (the
-longest has 14,050 tokens, the next 7,930) nor batches (at most 19 requests in one of its seconds).
+It is easier here than in a service: a step takes what the model says; a start takes what Hello says, each time; and
+Azure's trace has neither long prompts (the longest has 14,050 tokens, the next 7,930) nor batches (at most 19 requests
+in one of its seconds).
 """
 
 import json

@@ -20,7 +20,6 @@ from benchmarks.scheduler.scaling_rules import Rule
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S
 from scheduler_svc.core.actions import Action, SendToExecutor, WriteLog
-from scheduler_svc.core.autoscaling.usefulness import Usefulness, least_useful_first
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.fleet.membership import Standing
@@ -174,14 +173,12 @@ class FleetSimulation:
         self._by_name[machine.name.encode()] = machine
 
     def _drain(self) -> None:
-        """End the least useful one, whatever the rule: which pod goes is not what is compared."""
+        """End the one with the least to move, whatever the rule: which pod goes is not what is compared."""
         ready = [e for e in self.core.scheduler.executors if e.membership.standing is Standing.READY]
-        moving = {e.epoch: int(e.running.lanes.computed[e.running.order].sum()) for e in ready}
-        useful = [Usefulness(e.name, e.epoch, e.membership.is_late, moving[e.epoch], 0.0) for e in ready]
-        name = least_useful_first(useful)[0]
-        machine = self._by_name[name.encode()]
+        least = min(ready, key=lambda e: (e.blocks.num_blocks - e.blocks.num_free, -e.epoch))
+        machine = self._by_name[least.name.encode()]
         machine.is_leaving = True
-        self._do(self.core.from_executor(name.encode(), m.Leaving(epoch=machine.epoch), self.now))
+        self._do(self.core.from_executor(least.name.encode(), m.Leaving(epoch=machine.epoch), self.now))
 
     # --- requests and steps ---
 

@@ -65,7 +65,7 @@ class Core:
             reconnect_grace_s=config.reconnect_grace_s,
             return_within_s=config.return_within_s,
         )
-        self._scale = None if config.scale is None else ScaleWatch(config.scale, self.scheduler, now)
+        self._scale = None if config.scale is None else ScaleWatch(config.scale, self.scheduler)
         self._reporter = StatusReporter(
             config.model, self.scheduler, self.fleet, self.requests, self._counters, self._scale, now, io_counts
         )

@@ -1,216 +1,351 @@
-"""How many executors the core wants: its measures, its report, its options, and the whole core in virtual time."""
+"""When more executors are wanted, and when fewer (`core/autoscaling/autoscaler.py`)."""
 
-import random
-from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-import numpy as np
 import pytest
-from click.testing import CliRunner
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from benchmarks.rig.workloads import MAX_TOKEN_ID, WorkloadRequest, upper_halves
-from benchmarks.scheduler.fleet_simulation import FleetSimulation
-from benchmarks.scheduler.scaling_rules import Ours
-from common import messages as m
-from scheduler_svc.__main__ import main
-from scheduler_svc.core.autoscaling.autoscaler import SETTLE_S
-from scheduler_svc.core.autoscaling.demand import PRIOR_OUTPUT, Arrivals, Totals
-from scheduler_svc.core.autoscaling.settings import ScaleSettings, WrongScale, scale_settings
-from scheduler_svc.core.autoscaling.step_times import MIN_STEPS, StepTimes
-from scheduler_svc.core.autoscaling.usefulness import MOVE_UNIT, Usefulness, least_useful_first
-from scheduler_svc.core.config import CoreConfig
-from tests.support.service import Service
-
-# --- what is measured ---
-
-
-def test_the_cost_of_steps_is_found():
-    times, rng = StepTimes(), random.Random(0)
-    for _ in range(500):
-        tokens, blocks = rng.choice([20, 60, 2048]), rng.randint(0, 3000)
-        times.answered(tokens, blocks, 0.035 + 1.4e-4 * tokens + 6e-6 * blocks)
-    cost = times.cost()
-    assert cost is not None
-    assert cost == pytest.approx((0.035, 1.4e-4, 6e-6), rel=0.02)
-    assert cost.seconds(1000, 1000) == pytest.approx(0.181, rel=0.02)
-
-
-def test_steps_that_do_not_tell_costs_apart_still_give_what_such_a_step_takes():
-    times = StepTimes()
-    assert times.cost() is None
-    for _ in range(MIN_STEPS):
-        times.answered(100, 50, 0.02)
-    cost = times.cost()
-    assert cost is not None
-    assert min(cost) >= 0
-    assert cost.seconds(100, 50) == pytest.approx(0.02, rel=0.01)
-
-
-def test_faster_executors_are_noticed():
-    times = StepTimes()
-    for step in range(20_000):
-        times.answered(100 + step % 7, step % 11, 0.04 if step < 10_000 else 0.01)
-    cost = times.cost()
-    assert cost is not None
-    assert cost.seconds(103, 5) == pytest.approx(0.01, rel=0.1)
-
-
-@pytest.mark.parametrize("stalled", [0, 3, 300])
-@pytest.mark.parametrize("stall_s", [5.0, 1e5])
-def test_one_step_that_took_long_is_not_the_cost_of_steps(stalled, stall_s):
-    times, rng = StepTimes(), random.Random(1)
-    for step in range(stalled + 60):
-        tokens, blocks = rng.choice([20, 30, 2048]), rng.randint(0, 3000)
-        times.answered(tokens, blocks, stall_s if step == stalled else 0.03 + 1e-4 * tokens)
-        times.cost()
-    cost = times.cost()
-    assert cost is not None
-    assert cost.seconds(25, 1500) < 0.08
-
-
-def arrive(rates: list[float], *, prompt: int = 100) -> Arrivals:
-    """So many sequences arrive in each second."""
-    arrivals, count = Arrivals(Totals(), 0.0), 0.0
-    for second, rate in enumerate(rates, 1):
-        count += rate
-        arrivals.sample(Totals(int(count), int(count) * prompt, 0, 0, int(count), int(count) * 50), float(second))
-    return arrivals
-
-
-def test_rates_and_lengths_are_followed():
-    demand = arrive([4.0] * 300).demand()
-    assert demand.sequences_per_s == pytest.approx(4.0)
-    assert demand.prompt_tokens == pytest.approx(100)
-    assert demand.output_tokens == pytest.approx(50, rel=0.02)
-    assert demand.growth_per_s2 == 0.0
-    assert arrive([]).demand().output_tokens == PRIOR_OUTPUT
-
-
-def test_growth_is_told_from_chance():
-    assert arrive([10.0 + second / 10 for second in range(400)]).demand().growth_per_s2 == pytest.approx(0.1, rel=0.3)
-    rng = random.Random(1)
-    noisy = arrive([float(sum(rng.random() < 0.01 for _ in range(500))) for _ in range(600)]).demand()
-    assert noisy.growth_per_s2 < 0.01
-    assert 0.1 < noisy.noise_per_s < 1.5
-
-
-# --- which one goes ---
-
-
-def test_the_least_useful_executor_is_drained_first():
-    executors = [
-        Usefulness("busy", 1, is_late=False, moving_tokens=10 * MOVE_UNIT, hit_tokens=0.0),
-        Usefulness("asked for", 2, is_late=False, moving_tokens=0, hit_tokens=5000.0),
-        Usefulness("old", 3, is_late=False, moving_tokens=0, hit_tokens=0.0),
-        Usefulness("young", 4, is_late=False, moving_tokens=0, hit_tokens=0.0),
-        Usefulness("hangs", 5, is_late=True, moving_tokens=20 * MOVE_UNIT, hit_tokens=9000.0),
-        Usefulness("a few", 6, is_late=False, moving_tokens=10, hit_tokens=0.0),
-    ]
-    assert least_useful_first(executors) == ["hangs", "young", "old", "asked for", "a few", "busy"]
-
-
-# --- the report ---
-
-
-def test_the_report_and_the_metrics_say_what_is_wanted():
-    service = Service(scale=ScaleSettings(0, 3, 2.0))
-    service.wait(SETTLE_S - 1)
-    assert service.say(m.StatusQuery(query_id=1)).report.scale is None
-    assert "\nbaton_executors_wanted " not in service.say(m.MetricsQuery(query_id=1)).text.decode()
-    service.wait(3)
-    service.submit("a", max_tokens=20)
-    service.wait(2)
-    scale = service.say(m.StatusQuery(query_id=1)).report.scale
-    assert (scale.wanted, scale.reason, scale.drain_first) == (1, "first", [])
-    assert scale.forecast_ttft_s > 10, "as long as a start takes"
-    assert service.metric("baton_executors_wanted") == 1
-    assert service.metric("baton_forecast_ttft_seconds") == pytest.approx(scale.forecast_ttft_s)
-    line = service.events("executors wanted")[-1]
-    assert (line.facts["wanted"], line.facts["before"], line.facts["waiting"]) == (1, 0, 1)
-    service.join("one")
-    service.turn()
-    service.wait(2)
-    scale = service.say(m.StatusQuery(query_id=1)).report.scale
-    assert (scale.wanted, scale.drain_first) == (1, ["one"])
-    assert scale.forecast_ttft_s < 1
-    service.wait(600)
-    assert service.metric("baton_executors_wanted") == 0
-    assert service.events("executors wanted")[-1].facts["reason"] == "idle"
-
-
-def test_without_the_option_nothing_is_reported():
-    service = Service()
-    service.wait(SETTLE_S + 2)
-    assert service.say(m.StatusQuery(query_id=1)).report.scale is None
-    assert not service.events("executors wanted")
-
-
-# --- options ---
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--min-executors", "2"], "--min-executors 2 needs --max-executors"),
-        (["--target-ttft", "1.5"], "--target-ttft 1.5 needs --max-executors"),
-        (["--min-executors", "5", "--max-executors", "4"], "--min-executors 5 is more than --max-executors 4"),
-        (["--max-executors", "0"], "--max-executors"),
-        (["--max-executors", "257"], "--max-executors"),
-        (["--max-executors", "2", "--target-ttft", "0"], "--target-ttft"),
-    ],
+from scheduler_svc.core.autoscaling.autoscaler import (
+    DEFAULT_LEAD_S,
+    DOWN,
+    DOWN_INTERVAL_S,
+    GIVE_UP,
+    LEAST_LIMIT,
+    LONGEST_LEAD_S,
+    MAX_HOLD_S,
+    MIN_HOLD_S,
+    MOST_LIMIT,
+    RETURN_S,
+    Autoscaler,
+    Decision,
 )
-def test_options_that_contradict_each_other_are_refused(options, message):
-    result = CliRunner().invoke(main, [*options, "--no-journal", "--frontends", "0"])
-    assert result.exit_code == 2
-    assert message in result.output
+from scheduler_svc.core.autoscaling.load import Load
+from scheduler_svc.core.autoscaling.settings import ScaleSettings
+from tests.support.effort import examples
+
+START_S = 40.0
+USUAL = ScaleSettings(1, 8, 2.0)
 
 
-def test_options_become_settings():
-    assert scale_settings(None, None, None) is None
-    assert scale_settings(None, 4, None) == ScaleSettings(1, 4, 2.0)
-    assert scale_settings(0, 4, 0.5) == ScaleSettings(0, 4, 0.5)
-    with pytest.raises(WrongScale, match="more than"):
-        scale_settings(3, 2, None)
+def load(busy: float, *, prompts: float = 1.0, waiting_s: float = 0.0, prompt_s: float = 0.1) -> Load:
+    """So many busy executors; `prompts` is a share."""
+    return Load(busy, prompts * busy, waiting_s, prompt_s)
 
 
-# --- the whole core in virtual time ---
+@dataclass
+class Fleet:
+    """Does what the state machine wants: executors come `start_s` after they were wanted.
+
+    Attributes:
+        comes: whether any comes at all.
+        decisions: of each second, with its time.
+    """
+
+    settings: ScaleSettings = USUAL
+    ready: int = 1
+    start_s: float = START_S
+    comes: bool = True
+    now: float = 0.0
+    is_busy: bool = True
+    starting: list[float] = field(default_factory=list)
+    decisions: list[tuple[float, Decision]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.machine = Autoscaler(self.settings)
+        if self.ready:
+            self.machine.started_in(START_S)
+
+    def run(self, seconds: float, load: Load | None) -> Decision:
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            for at in [at for at in self.starting if self.comes and at <= self.now]:
+                self.starting.remove(at)
+                self.join()
+            decision = self.machine.decide(load, self.ready, self.now, is_busy=self.is_busy)
+            self.decisions.append((self.now, decision))
+            while self.ready + len(self.starting) > decision.wanted:
+                if self.starting:
+                    self.starting.pop()
+                else:
+                    self.ready -= 1
+            while self.ready + len(self.starting) < decision.wanted:
+                self.starting.append(self.now + self.start_s)
+        return self.decisions[-1][1]
+
+    def join(self) -> None:
+        self.ready += 1
+        self.machine.started_in(START_S)
+
+    def changes(self, since: float = 0.0) -> list[tuple[float, int]]:
+        """When another number was wanted, and which."""
+        return [(at, d.wanted) for at, d in self.decisions if d.wanted != d.before and at > since]
 
 
-def burst(rate: float, from_s: float, seconds: float) -> list[WorkloadRequest]:
-    """Requests of 512 to 1,024 tokens at a steady rate."""
-    count = int(rate * seconds)
-    return [
-        WorkloadRequest(from_s + i / rate, request.prompt, request.num_output, max_tokens=256, ends_by="stop")
-        for i, request in enumerate(upper_halves(count, 1024, 200))
-    ]
+def settled(**fields: object) -> Fleet:
+    """A fleet with hardly any load, after its first seconds."""
+    fleet = Fleet(**fields)  # type: ignore[arg-type]
+    fleet.run(RETURN_S, load(0.05))
+    return fleet
 
 
-def test_the_real_core_asks_for_executors_when_they_are_needed_and_lets_them_go():
-    """Ten seconds of start; a minute that one executor cannot bear, between loads that it can."""
-    requests = [*burst(0.5, 0, 60), *burst(14.0, 60, 60), *burst(0.3, 120, 240)]
-    config = CoreConfig(scale=ScaleSettings(1, 4, 2.0))
-    simulation = FleetSimulation(config, Ours(), requests, start_s=10.0, size=1)
-    simulation.run()
-    assert len(simulation.seen.first_token) == len(requests), "every request was served"
-    sizes = [wanted for _, wanted in simulation.seen.changes]
-    assert max(sizes) >= 3
-    assert sizes[-1] == 1
-    assert sizes == sorted(sizes[: sizes.index(max(sizes)) + 1]) + sorted(sizes[sizes.index(max(sizes)) + 1 :])[::-1]
-    assert 60 <= simulation.seen.changes[0][0] < 70
-    assert max(simulation.seen.first_token[-60:]) < 1.0, "what the burst left has been worked off"
+# --- the first seconds ---
 
 
-def requests_of(times: Iterable[float], prompt: int, output: int) -> list[WorkloadRequest]:
-    rng = np.random.default_rng(0)
-    prompts = [(at, rng.integers(0, MAX_TOKEN_ID, prompt, np.int32)) for at in times]
-    return [WorkloadRequest(at, tokens, output, max_tokens=1510, ends_by="stop") for at, tokens in prompts]
+def test_executors_that_are_there_at_the_start_are_wanted_up_to_the_limit():
+    decision = Fleet(ready=4, is_busy=False).run(1, None)
+    assert (decision.wanted, decision.reason) == (4, "found")
+    decision = Fleet(ScaleSettings(1, 2, 2.0), ready=3, is_busy=False).run(1, None)
+    assert (decision.wanted, decision.reason) == (2, "max")
 
 
-def test_what_runs_keeps_its_memory_when_fewer_are_wanted():
-    """A hundred long answers in two pools, then hardly any request: one pool alone would stop half of the streams."""
-    requests = requests_of(np.arange(10, 40, 0.3), 500, 1500) + requests_of(np.arange(50, 400, 5.0), 200, 50)
-    requests.sort(key=lambda request: request.arrival_s)
-    simulation = FleetSimulation(CoreConfig(scale=ScaleSettings(1, 4, 2.0)), Ours(), requests, start_s=20.0, size=2)
-    simulation.run()
-    assert simulation.core.scheduler.stats.preemptions == 0
-    assert max(simulation.seen.first_token) < 2.0
-    assert [wanted for _, wanted in simulation.seen.changes] == [1], "when those answers have ended"
+def test_an_executor_that_comes_back_late_is_still_wanted_and_one_that_somebody_started_is_not():
+    fleet = Fleet(ready=2)
+    fleet.run(10, load(0.05))
+    fleet.join()
+    assert fleet.run(1, load(0.05)).wanted == 3
+    fleet.run(RETURN_S, load(0.05))
+    fleet.join()
+    assert fleet.run(1, load(0.05)).wanted == 3
+
+
+def test_while_nothing_was_measured_the_number_stays():
+    fleet = Fleet(ready=3)
+    assert fleet.run(1000, None).wanted == 3
+
+
+# --- more ---
+
+
+def test_as_many_are_ordered_at_once_as_it_takes_and_no_more_for_the_same_load():
+    fleet = settled()
+    decision = fleet.run(1, load(2.9))
+    assert (decision.wanted, decision.on_the_way) == (4, 3)
+    assert fleet.run(START_S - 2, load(2.9)).wanted == 4, "those on the way count"
+    decision = fleet.run(60, load(2.9))
+    assert (decision.wanted, decision.on_the_way) == (4, 0)
+
+
+def test_what_waits_counts_as_those_who_work_it_off_while_one_starts():
+    fleet = settled()
+    assert fleet.run(1, load(0.2, waiting_s=20.0)).wanted == 1, "half of an executor, and it is there"
+    assert fleet.run(1, load(1.0, waiting_s=4 * (START_S + USUAL.target_ttft_s))).wanted == 7
+
+
+@pytest.mark.parametrize(("prompts", "reason"), [(0.9, "time"), (0.1, "memory")])
+def test_the_reason_names_what_makes_most_of_the_load(prompts, reason):
+    assert settled().run(1, load(1.6, prompts=prompts)).reason == reason
+
+
+def test_the_closer_the_target_is_to_what_a_prompt_takes_the_less_busy_an_executor_may_be():
+    assert settled().run(1, load(0.6)).wanted == 1
+    assert settled().run(1, load(0.6, prompt_s=0.6)).wanted == 2
+    assert settled(settings=ScaleSettings(1, 8, 10.0)).run(1, load(0.6, prompt_s=0.6)).wanted == 1
+    assert settled(settings=ScaleSettings(1, 8, 0.01)).run(300, load(0.9 * LEAST_LIMIT)).wanted == 1, "nobody keeps it"
+
+
+def test_with_no_executor_and_something_waiting_one_is_wanted_also_from_none():
+    fleet = Fleet(ScaleSettings(0, 4, 2.0), ready=0, is_busy=False)
+    assert fleet.run(60, None).wanted == 0
+    fleet.is_busy = True
+    decision = fleet.run(1, None)
+    assert (decision.wanted, decision.reason, decision.forecast_ttft_s) == (1, "first", DEFAULT_LEAD_S)
+    assert fleet.run(30, None).wanted == 1
+
+
+def test_limits_hold_and_are_named():
+    fleet = settled(settings=ScaleSettings(2, 3, 2.0), ready=2)
+    decision = fleet.run(300, load(50.0))
+    assert (decision.wanted, decision.reason) == (3, "max")
+    assert fleet.run(600, load(0.05)).wanted == 2
+
+
+# --- fewer ---
+
+
+def test_fewer_are_wanted_only_after_the_hold_time_and_one_by_one():
+    fleet = settled()
+    fleet.run(200, load(2.9))
+    most, quiet_from = fleet.machine.wanted, fleet.now
+    fleet.run(600, load(0.05))
+    downs = fleet.changes(since=quiet_from)
+    assert downs[0][0] - quiet_from >= fleet.machine.hold_s - 1
+    assert [wanted for _, wanted in downs] == list(range(most - 1, 0, -1))
+    assert min(b - a for (a, _), (b, _) in pairwise(downs)) >= DOWN_INTERVAL_S
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.95, 1), (1.05, 2)])
+def test_fewer_are_wanted_where_the_load_is_well_below_the_limit_of_those_left(share, wanted):
+    fleet = Fleet(ready=2)
+    assert fleet.run(900, load(share * DOWN * MOST_LIMIT)).wanted == wanted
+
+
+def test_loads_at_the_edge_and_square_waves_do_not_flap():
+    """Between the limit of one less and what lets one go nothing follows. A quiet half that is shorter than the hold
+    time is no reason for fewer."""
+    fleet = settled()
+    for busy in (MOST_LIMIT * 0.99, MOST_LIMIT * 1.01, DOWN * MOST_LIMIT * 1.01, MOST_LIMIT * 1.99):
+        fleet.run(600, load(busy))
+    assert [wanted for _, wanted in fleet.changes()] == [2]
+    fleet = settled()
+    for _ in range(20):
+        fleet.run(30, load(2.9))
+        fleet.run(30, load(0.05))
+    assert [wanted for _, wanted in fleet.changes()] == [4]
+
+
+def test_a_large_fleet_shrinks_by_an_eighth():
+    fleet = settled(settings=ScaleSettings(1, 64, 2.0), ready=64)
+    fleet.run(MIN_HOLD_S + 3 * START_S, load(0.05))
+    assert [wanted for _, wanted in fleet.changes()][1:3] == [56, 49]
+
+
+def test_the_last_one_goes_when_nothing_has_come_for_the_hold_time():
+    fleet = settled(settings=ScaleSettings(0, 4, 2.0))
+    fleet.is_busy = False
+    assert fleet.run(fleet.machine.hold_s - 5, load(0.0)).wanted == 1
+    decision = fleet.run(30, load(0.0))
+    assert (decision.wanted, decision.reason) == (0, "idle")
+
+
+# --- executors that are lost, or late ---
+
+
+def test_a_lost_executor_is_replaced_without_another_order():
+    fleet = settled(ready=3)
+    fleet.ready -= 1
+    decision = fleet.run(1, load(2.1))
+    assert (decision.wanted, decision.on_the_way) == (3, 1)
+    assert fleet.run(START_S + 1, load(2.1)).on_the_way == 0
+
+
+def test_a_start_that_takes_longer_is_waited_for_and_learnt():
+    fleet = settled(start_s=2.5 * START_S)
+    assert fleet.machine.lead_s == START_S, "what the executor said of its own start"
+    fleet.run(1, load(2.9))
+    assert fleet.run(2.5 * START_S - 2, load(2.9)).wanted == 4
+    fleet.run(10, load(2.9))
+    assert fleet.ready == 4
+    assert fleet.machine.lead_s == pytest.approx(2.5 * START_S, abs=2.0)
+    fleet.machine.started_in(2 * LONGEST_LEAD_S)
+    assert (fleet.machine.lead_s, fleet.machine.hold_s) == (LONGEST_LEAD_S, MAX_HOLD_S)
+
+
+def test_an_executor_that_comes_back_or_is_swapped_tells_nothing_of_a_start():
+    fleet = settled(start_s=1.5 * START_S)
+    fleet.run(1, load(1.4))
+    fleet.ready, before = 0, fleet.now
+    fleet.run(1, load(1.4))
+    fleet.join()  # a standby has taken over
+    fleet.machine.started_in(START_S)  # and one joined in the second in which another one went
+    fleet.run(1, load(1.4))
+    assert fleet.machine.lead_s == START_S
+    fleet.run(2 * START_S, load(1.4))
+    assert fleet.ready == 2
+    assert fleet.machine.lead_s == pytest.approx(1.5 * START_S, abs=2.0), before
+
+
+def test_an_executor_that_never_comes_is_ordered_again_and_the_limit_holds():
+    fleet = settled(settings=ScaleSettings(1, 5, 2.0), comes=False)
+    assert fleet.run(1, load(1.0)).wanted == 2
+    decision = fleet.run(GIVE_UP * START_S + 10, load(1.0))
+    assert (decision.wanted, decision.stuck, decision.on_the_way) == (3, 1, 1)
+    decision = fleet.run(3600, load(1.0))
+    assert (decision.wanted, decision.on_the_way + decision.stuck) == (5, 4)
+    fleet.run(MAX_HOLD_S + 10 * DOWN_INTERVAL_S, load(0.05))
+    assert fleet.machine.wanted == 1, "an executor that does not come does not keep the number up"
+
+
+def test_late_executors_that_come_teach_no_more_than_that_they_were_late():
+    fleet = settled(comes=False)
+    fleet.run(7200, load(1.0))
+    assert fleet.decisions[-1][1].stuck > 0
+    fleet.comes = True  # a node has been added
+    fleet.run(1, load(1.0))
+    assert fleet.machine.lead_s == GIVE_UP * START_S
+
+
+def test_a_restart_while_another_executor_never_comes_makes_no_start_long():
+    fleet = settled(ready=2, comes=False)
+    fleet.run(7200, load(1.9))
+    assert fleet.decisions[-1][1].stuck
+    fleet.ready -= 1
+    fleet.run(15, load(1.9))
+    fleet.join()
+    assert fleet.run(1, load(1.9)).start_s == START_S
+
+
+# --- at random ---
+
+
+class AutoscalerFuzz(RuleBasedStateMachine):
+    """Loads and fleets at random: what is wanted keeps its promises whatever happens."""
+
+    @initialize(
+        least=st.integers(0, 3), span=st.integers(0, 12), target_s=st.floats(0.05, 30.0), ready=st.integers(0, 12)
+    )
+    def begin(self, least: int, span: int, target_s: float, ready: int) -> None:
+        self.settings = ScaleSettings(least, max(1, least + span), target_s)
+        self.machine = Autoscaler(self.settings)
+        self.now, self.ready, self.is_busy = 0.0, ready, True
+        self.load: Load | None = None
+        self.last_up = self.last_down = float("-inf")
+
+    @rule(
+        busy=st.floats(0.0, 12.0), share=st.floats(0.0, 1.0), waiting_s=st.floats(0.0, 1e5), prompt_s=st.floats(0.0, 99)
+    )
+    def other_load(self, busy, share, waiting_s, prompt_s):
+        self.load, self.is_busy = load(busy, prompts=share, waiting_s=waiting_s, prompt_s=prompt_s), True
+
+    @rule()
+    def nothing_to_do(self):
+        self.load, self.is_busy = load(0.0), False
+
+    @rule()
+    def nothing_was_measured(self):
+        self.load = None
+
+    @rule(count=st.integers(1, 4), start_s=st.floats(0.0, 500.0))
+    def executors_join(self, count, start_s):
+        for _ in range(count):
+            self.machine.started_in(start_s)
+        self.ready += count
+
+    @rule(count=st.integers(1, 4))
+    def executors_go(self, count):
+        self.ready = max(0, self.ready - count)
+
+    @rule(seconds=st.integers(1, 400))
+    def time_goes_by(self, seconds):
+        for _ in range(seconds):
+            self.second()
+
+    def second(self) -> None:
+        self.now += 1.0
+        before = self.machine.wanted
+        decision = self.machine.decide(self.load, self.ready, self.now, is_busy=self.is_busy)
+        wanted = decision.wanted
+        assert (decision.before, self.machine.wanted) == (before, wanted)
+        assert 0.0 <= decision.forecast_ttft_s <= 3600.0
+        assert decision.on_the_way + decision.stuck == max(0, wanted - self.ready)
+        if wanted > before:
+            self.last_up = self.now
+        elif wanted < before:
+            assert wanted >= before - max(1, before // 8)
+            assert self.now >= max(self.last_down + DOWN_INTERVAL_S, self.last_up + MIN_HOLD_S)
+            assert self.load is not None or not self.is_busy
+            self.last_down = self.now
+        if self.is_busy:
+            assert wanted > 0
+            is_enough = decision.busy_executors <= MOST_LIMIT * (wanted - decision.stuck)
+            assert is_enough or wanted == self.settings.max_executors, "more are needed, and not wanted"
+
+    @invariant()
+    def the_limits_hold(self):
+        assert self.settings.min_executors <= self.machine.wanted <= self.settings.max_executors
+
+
+TestAutoscaler = AutoscalerFuzz.TestCase
+TestAutoscaler.settings = settings(max_examples=examples(30), stateful_step_count=15)

@@ -1,1 +1,1 @@
-"""How many executors the service wants, by what waits and arrives and not by how busy processors are. Pure."""
+"""How many executors the service wants, by how full their steps are and what waits. Pure."""

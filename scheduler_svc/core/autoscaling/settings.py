@@ -28,7 +28,7 @@ class ScaleSettings:
 def scale_settings(
     min_executors: int | None, max_executors: int | None, target_ttft_s: float | None
 ) -> ScaleSettings | None:
-    """The settings that three options give; None if the fleet's size is not decided here.
+    """Return the settings that three options give; None if the fleet's size is not decided here.
 
     Raises:
         WrongScale: they contradict each other.

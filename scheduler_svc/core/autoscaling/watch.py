@@ -1,174 +1,104 @@
 """Looks at the core once a second for the autoscaler, and tells what it decides. Pure: the time is the caller's.
 
-What a look costs grows with the executors and with what runs, and not with what waits: how much waits is a running sum
-(`WaitingQueue.total`), rates come from counts that only grow, and what steps take from nine sums (`step_times.py`).
+The cost of a look grows with the executors, and not with what runs or waits.
 """
-
-import math
-from statistics import fmean
 
 from common.messages import Hello, ScaleStatus
 from scheduler_svc.core.actions import Action, log_line
-from scheduler_svc.core.autoscaling.autoscaler import Autoscaler, Decision
-from scheduler_svc.core.autoscaling.demand import Arrivals, Totals
-from scheduler_svc.core.autoscaling.forecast import Load
+from scheduler_svc.core.autoscaling.autoscaler import RETURN_S, Autoscaler
+from scheduler_svc.core.autoscaling.load import LoadMeter
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
-from scheduler_svc.core.autoscaling.step_times import StepTimes
-from scheduler_svc.core.autoscaling.usefulness import Usefulness, least_useful_first
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.fleet.membership import Standing
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 PERIOD_S = 1.0
-HITS_S = 60.0  # the prefix cache's hits are forgotten like this
+SETTLE_S = 5.0  # executors of an earlier life are back by then
+KEPT_HITS = 0.984  # of the prefix cache's hits, from one look to the next: the mean of a minute
+MOVE_UNIT = 4096  # tokens: executors that differ by less of what has to move are equal
 
 
 class ScaleWatch:
-    """Feeds an Autoscaler.
+    """Feeds an Autoscaler. It looks from the first tick on: the journal is read before.
 
     Args:
         scheduler: read only.
-        now: when the service started. It looks at its executors from the first tick on: the journal is read before.
     """
 
-    def __init__(self, settings: ScaleSettings, scheduler: Scheduler, now: float) -> None:
+    def __init__(self, settings: ScaleSettings, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._autoscaler = Autoscaler(settings, now)
-        self._steps = StepTimes()
-        self._arrivals = Arrivals(self._totals(), now)
-        self._hits: dict[int, tuple[int, float]] = {}  # by epoch: the count at the last look, and the hits lately
+        self._autoscaler = Autoscaler(settings)
+        self._meter = LoadMeter(scheduler.stats)
+        self._began: float | None = None  # later by all pauses
+        self._next = 0.0
         self._accepted = 0
-        self._next = now
-        self._last = now
-        self._has_looked = False
-        self._decision: Decision | None = None
-        self._drain_first: list[str] = []
-        self._sizes = (0.0, 1.0, 1.0, 1.0)  # of executors: blocks, block size, lanes, tokens a plan
+        self._hits: dict[int, tuple[int, float]] = {}  # by epoch: the count at the last look, and the hits lately
+        self._is_sure = False
+        self._report: ScaleStatus | None = None
 
     def joined(self, hello: Hello) -> None:
-        """An executor is in the fleet."""
+        """Note that an executor is in the fleet."""
         self._autoscaler.started_in(hello.start_s)
 
     def answered(self, epoch: int, tokens: int, seconds: float) -> None:
-        """A plan of so many tokens has been answered, and took its executor so long."""
-        blocks = self._scheduler.executor(epoch).blocks
-        self._steps.answered(tokens, blocks.num_blocks - blocks.num_free, seconds)
+        """Note that a plan of so many tokens has been answered, and took its executor so long."""
+        self._meter.answered(self._scheduler.executor(epoch), tokens, seconds)
 
     def paused(self, seconds: float) -> None:
-        """The caller has not run for so long."""
-        if self._has_looked:
-            self._autoscaler.paused(seconds)
-
-    def tick(self, now: float) -> list[Action]:
-        """Decide, if it is time; to be called more often."""
-        if now < self._next:
-            return []
-        if not self._has_looked:
-            self._has_looked = True
-            self._autoscaler.paused(now - self._last)
-        self._next = now + PERIOD_S
-        self._arrivals.sample(self._totals(), now)
-        executors = self._scheduler.executors
-        ready = [e for e in executors if e.membership.standing is Standing.READY]
-        accepted = self._scheduler.stats.accepted
-        self._autoscaler.follows_another = self._scheduler.stats.restored > 0
-        is_busy = bool(self._scheduler.num_waiting or self._scheduler.num_running) or accepted > self._accepted
-        self._accepted = accepted
-        decision = self._autoscaler.decide(self._load(executors, ready), len(ready), is_busy=is_busy, now=now)
-        self._rank(ready, now)
-        self._last = now
-        is_first = self._decision is None
-        self._decision = decision
-        if decision is None or (decision.before == decision.wanted and not is_first):
-            return []
-        return [self._line(decision, len(ready))]
+        """Note that the caller has not run for so long: that time does not count."""
+        if self._began is not None:
+            self._began += seconds
 
     def report(self) -> ScaleStatus | None:
-        """What is wanted; None in the first seconds, when that is not known."""
-        if (decision := self._decision) is None:
-            return None
-        return ScaleStatus(
-            wanted=decision.wanted,
-            forecast_ttft_s=decision.forecast_ttft_s,
-            reason=decision.reason,
-            drain_first=self._drain_first,
-        )
+        """Return what is wanted; None in the first seconds, when that is not known."""
+        return self._report
 
-    # --- inside ---
+    def tick(self, now: float) -> list[Action]:
+        """Decide, if it is time; to be called more often.
 
-    def _totals(self) -> Totals:
-        stats = self._scheduler.stats
-        return Totals(
-            sequences=stats.accepted,
-            prompt_tokens=stats.prompt_tokens,
-            queried_tokens=stats.queried_prompt_tokens,
-            cached_tokens=stats.cached_prompt_tokens,
-            ended=stats.answers,
-            ended_tokens=stats.answer_tokens,
-        )
+        With work of an earlier life it takes longer until there is a number. That life may have ordered executors for
+        it, which start now, and a number that counts only those that are there would end them.
+        """
+        if self._began is None:
+            self._began = now
+        if (age := now - self._began) < self._next:
+            return []
+        self._next = age + PERIOD_S
+        scheduler, stats = self._scheduler, self._scheduler.stats
+        ready = [each for each in scheduler.executors if each.membership.standing is Standing.READY]
+        waiting = scheduler.sequences.waiting.total(with_stranded=not ready)  # others would not help the stranded
+        load = self._meter.look(waiting.tokens, age)
+        drain_first = self._drain_order(ready)
+        is_busy = bool(scheduler.num_waiting or scheduler.num_running) or stats.accepted > self._accepted
+        self._accepted = stats.accepted
+        if age < SETTLE_S:
+            return []
+        decision = self._autoscaler.decide(load, len(ready), age, is_busy=is_busy)
+        unsure_s = RETURN_S + (self._autoscaler.lead_s if load is None and ready else 0.0)
+        self._is_sure = self._is_sure or not (is_busy and stats.restored) or age >= unsure_s
+        if not self._is_sure:
+            return []
+        is_first = self._report is None
+        wanted, ttft_s, reason = decision.wanted, decision.forecast_ttft_s, decision.reason
+        self._report = ScaleStatus(wanted=wanted, forecast_ttft_s=ttft_s, reason=reason, drain_first=drain_first)
+        if wanted == decision.before and not is_first:
+            return []
+        facts = {name: round(fact, 2) if isinstance(fact, float) else fact for name, fact in decision._asdict().items()}
+        waits = {"waiting": waiting.sequences, "waiting_tokens": waiting.tokens}
+        return [log_line("info", "executors wanted", ready=len(ready), **waits, **facts)]
 
-    def _load(self, executors: list[ExecutorState], ready: list[ExecutorState]) -> Load:
-        if ready:
-            limits = [e.limits for e in ready]
-            self._sizes = (
-                fmean(each.num_blocks for each in limits),
-                fmean(each.block_size for each in limits),
-                fmean(len(e.running.lanes.known) for e in ready),
-                fmean(each.max_batch_tokens for each in limits),
-            )
-        pool_blocks, block_size, max_num_seqs, max_batch_tokens = self._sizes
-        waiting = self._scheduler.sequences.waiting.total(with_stranded=not ready)
-        return Load(
-            demand=self._arrivals.demand(),
-            cost=self._steps.cost(),
-            pool_blocks=pool_blocks,
-            block_size=block_size,
-            max_num_seqs=max_num_seqs,
-            max_batch_tokens=max_batch_tokens,
-            num_waiting=waiting.sequences,
-            waiting_tokens=waiting.tokens,
-            prefilling_tokens=sum(
-                len(s.tokens) - e.running.num_computed(s) for e in executors for s in e.running.prompts()
-            ),
-            num_running=sum(len(e.running) for e in executors),
-            used_blocks=sum(e.blocks.num_blocks - e.blocks.num_free for e in executors),
-            held_blocks=sum(e.limits.num_blocks - self._room(e) for e in ready),
-        )
-
-    def _room(self, executor: ExecutorState) -> float:
-        """Blocks that admission would give to others, as `Admission` looks ahead."""
-        if not len(executor.running):
-            return float(executor.limits.num_blocks)
-        peak = executor.running.forecast(self._scheduler.history).peak_blocks()
-        return max(0.0, min(executor.limits.num_blocks - peak, executor.blocks.num_free))
-
-    def _rank(self, ready: list[ExecutorState], now: float) -> None:
-        keep, hits, ranked = math.exp((self._last - now) / HITS_S), {}, []
+    def _drain_order(self, ready: list[ExecutorState]) -> list[str]:
+        """Name first an executor whose answer is late, as it may go by itself; then the one with the least to move;
+        then the one whose cache was asked for least lately; then the youngest."""
+        hits = {}
         for executor in ready:
             count, lately = self._hits.get(executor.epoch, (0, 0.0))
-            lately = lately * keep + executor.num_hit_tokens - count
-            hits[executor.epoch] = (executor.num_hit_tokens, lately)
-            moving = int(executor.running.lanes.computed[executor.running.order].sum())
-            is_late = executor.membership.is_late
-            ranked.append(Usefulness(executor.name, executor.epoch, is_late, moving, lately))
+            hits[executor.epoch] = (executor.num_hit_tokens, KEPT_HITS * lately + executor.num_hit_tokens - count)
         self._hits = hits
-        self._drain_first = least_useful_first(ranked)
 
-    def _line(self, decision: Decision, num_ready: int) -> Action:
-        waiting = self._scheduler.sequences.waiting.total(with_stranded=not num_ready)
-        return log_line(
-            "info",
-            "executors wanted",
-            wanted=decision.wanted,
-            before=decision.before,
-            reason=decision.reason,
-            ready=num_ready,
-            on_the_way=decision.on_the_way,
-            stuck=decision.stuck,
-            waiting=waiting.sequences,
-            waiting_tokens=waiting.tokens,
-            busy_executors=round(decision.work, 2),
-            forecast_ttft_s=round(decision.forecast_ttft_s, 2),
-            later_ttft_s=round(decision.later_ttft_s, 2),
-            start_s=round(decision.lead_s, 1),
-        )
+        def rank(executor: ExecutorState) -> tuple[bool, int, float, int]:
+            held = executor.blocks.num_blocks - executor.blocks.num_free
+            moving = -(-held * executor.limits.block_size // MOVE_UNIT)  # none at all is less than a few
+            return not executor.membership.is_late, moving, hits[executor.epoch][1], -executor.epoch
+
+        return [executor.name for executor in sorted(ready, key=rank)]

@@ -232,7 +232,7 @@ def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metri
 
 def _scale(report: StatusReport) -> Iterator[Metric]:
     """Without a value while no number is wanted: an autoscaler then leaves the fleet as it is."""
-    wanted = GaugeMetricFamily("baton_executors_wanted", "Executors that the forecast asks for.")
+    wanted = GaugeMetricFamily("baton_executors_wanted", "Executors that the load asks for.")
     forecast = GaugeMetricFamily("baton_forecast_ttft_seconds", "Time to the first token of a request that comes now.")
     if (scale := report.scale) is not None:
         wanted.add_metric([], scale.wanted)

@@ -46,10 +46,10 @@ const CAUSES = {
 const SCALE_REASONS = {
   found: "they were there at the start",
   min: "that is the minimum",
-  max: "that is the maximum; the forecast asks for more",
+  max: "that is the maximum; the load asks for more",
   first: "something waits and no executor is there",
-  time: "the first token would take too long",
-  memory: "memory is short",
+  time: "prompts keep the executors busy",
+  memory: "answers fill memory or lanes",
   less: "fewer do",
   idle: "nothing is to be done",
 };
