@@ -35,7 +35,7 @@ class Room:
         room = [e for e in room if not e.is_full] or room
         if avoid:
             room = [e for e in room if e.name != avoid] or room
-        room = [e for e in room if not e.is_doubtful] or room
+        room = [e for e in room if not e.is_doubtful] or [e for e in room if not e.membership.is_late] or room
         loads = {e.epoch: (e.load + placed.get(e.epoch, 0)) * e.membership.slowness for e in room}
         return cls(able, {e.epoch: e for e in room}, loads, min(loads.values(), default=0.0))
 
