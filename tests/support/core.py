@@ -39,7 +39,7 @@ class Peer:
     def send_payload(self, payload: bytes, header: bytes = HEADER) -> None:
         self.socket.send_multipart([header, payload])
 
-    def receive(self, kind: type, timeout_s: float = 5.0) -> Any:
+    def receive(self, kind: type, timeout_s: float = 60.0) -> Any:
         """The next message of a kind; others are passed over."""
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
@@ -177,7 +177,7 @@ class FakeFrontend(Peer):
             )
         )
 
-    def gather(self, *streams: tuple[str, int], timeout_s: float = 10.0) -> None:
+    def gather(self, *streams: tuple[str, int], timeout_s: float = 60.0) -> None:
         """Wait until these sequences have ended."""
         deadline = time.monotonic() + timeout_s
         while not all(stream in self.ends for stream in streams):
