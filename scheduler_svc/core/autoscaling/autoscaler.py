@@ -1,9 +1,9 @@
 """How many executors are wanted: a state machine that takes the time and a load, and returns a decision. Pure.
 
-The load is the executors that steps keep busy (`load.py`), and those that work off what waits in the time that a start
-takes. More are wanted at once when it is above a limit for each of those that are there or on the way; so nothing is
-ordered twice. Fewer are wanted, one by one, when the largest load of the last `hold_s` is well below the limit of those
-that would be left.
+The load is the executors that steps keep busy (`load.py`), those by which it grows in the time of two starts, and those
+that work off what waits in the time of one. More are wanted at once when it is above a limit for each of those that are
+there or on the way; so nothing is ordered twice. Fewer are wanted, one by one, when the largest load of the last
+`hold_s` is well below the limit of those that would be left.
 """
 
 import math
@@ -14,11 +14,12 @@ from scheduler_svc.core.autoscaling.load import Load
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
 
 RETURN_S = 30.0  # executors of an earlier life that are back by then are wanted
-LEAST_LIMIT, MOST_LIMIT = 0.4, 0.75  # busy share of an executor
-TAIL = 3.0  # times the mean wait that chance brings: where waits are exponential 95 of 100 are shorter
+LEAST_LIMIT, MOST_LIMIT = 0.4, 0.8  # busy share of an executor
+TAIL = 2.5  # times the mean wait that chance brings: where waits are exponential 92 of 100 are shorter
+OUTLOOK, MAX_OUTLOOK_S = 2.0, 360.0  # times what a start takes: so long the load goes on growing
 DOWN = 0.85  # of the limit: with the largest load of `hold_s`, chance brings no way back
 DOWN_INTERVAL_S, DOWN_SHARE = 15.0, 8  # of a large fleet, one in so many goes at once
-HOLD, MIN_HOLD_S, MAX_HOLD_S = 3.0, 60.0, 300.0  # times what a start takes
+HOLD, MIN_HOLD_S, MAX_HOLD_S = 2.5, 60.0, 300.0  # times what a start takes
 GIVE_UP, GIVE_UP_AT_LEAST_S = 3.0, 60.0  # the same; then an executor is not expected any more
 DEFAULT_LEAD_S, LONGEST_LEAD_S = 60.0, 600.0  # before any executor was seen, and at most
 NUM_WAITS = 3  # of the last executors that came, whose longest wait is expected of the next one
@@ -91,8 +92,9 @@ class Autoscaler:
             is_busy: whether any request is open, or has come since the last call.
         """
         before, target_s = self.wanted, self._settings.target_ttft_s
-        busy, prompts, waiting_s, prompt_s = load or Load(0.0, 0.0, 0.0, 0.0)
-        total = busy + waiting_s / (self.lead_s + target_s)
+        busy, prompts, waiting_s, prompt_s, growth = load or Load(0.0, 0.0, 0.0, 0.0)
+        now_busy = busy + waiting_s / (self.lead_s + target_s)
+        total = now_busy + growth * min(MAX_OUTLOOK_S, OUTLOOK * self.lead_s)
         limit = min(MOST_LIMIT, max(LEAST_LIMIT, target_s / (target_s + TAIL * prompt_s)))
         if now < RETURN_S and num_ready > self.wanted:
             self._want(num_ready, "found")
@@ -103,7 +105,7 @@ class Autoscaler:
             self._want(math.ceil(total / limit) + stuck, "time" if prompts > busy / 2 else "memory")
         if self.wanted > before:
             self._last_up = now
-        need = max(1 if load else self.wanted, math.ceil(total / limit / DOWN)) if is_busy else 0
+        need = max(1 if load else self.wanted, math.ceil(now_busy / limit / DOWN)) if is_busy else 0
         self._lower(need + (stuck if need > num_ready else 0), now, "less" if is_busy else "idle")
         stuck = self._note_missing(num_ready, now, is_lost=False)
         on_the_way, lead_s = len(self._missing) - stuck, self.lead_s

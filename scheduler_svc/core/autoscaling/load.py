@@ -15,7 +15,10 @@ from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.scheduling.stats import SchedulerStats
 
 MEAN_S = 30.0  # chance changes the mean of a few requests a second by a tenth
+SLOW_S = 180.0  # far enough from the other mean that growth stands out from chance
+CHANCE = 1.05  # times the slow mean, above which the other one has grown
 LATELY_S = 300.0  # what a sequence takes changes more slowly than how many come
+WINDOWS = np.array([MEAN_S, MEAN_S, MEAN_S, SLOW_S])
 
 
 class Load(NamedTuple):
@@ -26,12 +29,14 @@ class Load(NamedTuple):
         prompts: the part of `busy` that is for prompts.
         waiting_s: executor-seconds that the sequences which wait will take, by what others took.
         prompt_s: executor-seconds that a prompt takes.
+        growth: of `busy` in a second, as far as it is no chance; never negative.
     """
 
     busy: float
     prompts: float
     waiting_s: float
     prompt_s: float
+    growth: float = 0.0
 
 
 class LoadMeter:
@@ -43,7 +48,7 @@ class LoadMeter:
         self._queried = 0
         self._work_s = self._prompts_s = 0.0  # executor-seconds since the last look: of all work, and of prompts
         self._lately = np.zeros(3)  # the same of the last minutes, and the tokens of prompts that were begun
-        self._mean = np.zeros(3)  # busy, prompts, waiting_s
+        self._means = np.zeros(4)  # busy, prompts, waiting_s, and busy for longer: of `WINDOWS`
 
     def answered(self, executor: ExecutorState, tokens: int, seconds: float) -> None:
         """Note a step of so many tokens. Those above one for each running sequence are of prompts."""
@@ -58,13 +63,15 @@ class LoadMeter:
         self._lately += self._work_s, self._prompts_s, queried - self._queried
         work_s, prompts_s, begun = self._lately.tolist()
         token_s, prompt_token_s = (work_s / begun, prompts_s / begun) if begun >= 1.0 else (0.0, 0.0)
-        measured = np.array([self._work_s / elapsed, self._prompts_s / elapsed, token_s * waiting_tokens])
+        busy, prompts = self._work_s / elapsed, self._prompts_s / elapsed
         # A mean of little time is the plain mean of that time: it does not start from zero.
-        self._mean += (1.0 - math.exp(-elapsed / min(MEAN_S, max(now, elapsed)))) * (measured - self._mean)
+        weights = 1.0 - np.exp(-elapsed / np.minimum(WINDOWS, max(now, elapsed)))
+        self._means += weights * (np.array([busy, prompts, token_s * waiting_tokens, busy]) - self._means)
         self._at, self._queried, self._work_s, self._prompts_s = now, queried, 0.0, 0.0
-        busy, prompts, waiting_s = self._mean.tolist()
+        busy, prompts, waiting_s, slow = self._means.tolist()
         prompt_s = prompt_token_s * self._stats.prompt_tokens / max(1, self._stats.accepted)
-        return Load(busy, prompts, waiting_s, prompt_s) if work_s else None
+        growth = max(0.0, busy - CHANCE * slow) / (SLOW_S - MEAN_S)
+        return Load(busy, prompts, waiting_s, prompt_s, growth) if work_s else None
 
 
 def fullness(executor: ExecutorState) -> float:
