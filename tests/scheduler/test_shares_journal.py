@@ -40,6 +40,7 @@ def test_the_next_life_goes_on_with_accounts_and_virtual_time():
     service.turn(num_answers=8)
     service.wait(SHARES_EVERY_S)
     service.submit("d", client="alice", max_tokens=60)
+    service.wait(SHARES_EVERY_S)
     payloads += service.write_all()
     shares, starts = service.core.scheduler.sequences.shares, {s.request_id: s.start for s in service.core.scheduler}
     after = next_life(payloads)
@@ -56,12 +57,13 @@ def test_what_has_changed_is_written_once_a_second_and_all_of_it_where_a_journal
     service = journaled()
     service.submit("a", client="alice")
     service.submit("b", client="bob")
+    service.wait(SHARES_EVERY_S / 10)
     (first,) = [told for payload in service.write_all() for told in shares_of(payload)]
     assert {account.client for account in first.accounts} == {"alice", "bob"}
     service.submit("c", client="bob")
+    service.wait(SHARES_EVERY_S / 2)
     assert not [told for payload in service.write_all() for told in shares_of(payload)], "not again in this second"
     service.wait(SHARES_EVERY_S)
-    service.submit("d", client="bob")
     (second,) = [told for payload in service.write_all() for told in shares_of(payload)]
     assert [account.client for account in second.accounts] == ["bob"]
     begun = service.core.new_journal(service.now)
@@ -71,9 +73,10 @@ def test_what_has_changed_is_written_once_a_second_and_all_of_it_where_a_journal
 def test_nothing_is_written_of_addresses_or_while_nothing_changes():
     service = journaled()
     service.submit("a", address="192.0.2.7")
+    service.wait(SHARES_EVERY_S)
     payloads = service.write_all()
-    service.wait(3 * SHARES_EVERY_S)
     service.submit("b", address="192.0.2.7")
+    service.wait(3 * SHARES_EVERY_S)
     payloads += service.write_all()
     assert not any(told.accounts for payload in payloads for told in shares_of(payload))
     assert not any(b"192.0.2.7" in payload for payload in payloads)

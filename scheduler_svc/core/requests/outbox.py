@@ -105,7 +105,9 @@ class Outbox:
             stream.tokens.append(token)
             if not (stream.queued or stream.held):  # as `_queue` does: to call it for each token takes longer
                 stream.queued = True
-                queues.setdefault(stream.peer, []).append(stream)
+                if (queue := queues.get(stream.peer)) is None:
+                    queue = queues[stream.peer] = []
+                queue.append(stream)
         if output.logprobs is not None:
             self._push_logprobs(output.sequences, output.logprobs)
         for sequence in output.firsts:

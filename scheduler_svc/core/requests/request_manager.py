@@ -233,6 +233,13 @@ class RequestManager:
 
     def chores(self, now: float) -> Iterator[list[Action]]:
         """Do what is due and may be much, a little at each step. What the caller leaves undone the next call finds."""
+        self._note_shares(now)
+        for peer, silence_s in self.frontends.newly_silent(now):  # it is busy, or frozen: nothing ends for that
+            facts = {"peer": peer.hex(), "pid": self.frontends.pid(peer), "silent_s": round(silence_s, 1)}
+            yield [log_line("warning", "frontend silent", **facts)]
+        for peer, _ in self.frontends.hanging(now):
+            end = EndFrontend(peer, self.frontends.pid(peer))
+            yield [*self.gone(peer, "it hangs and is ended", now), end]
         while self._revoked:
             for request in self.table.open_of(self._revoked[0]):
                 yield self.ended(self._scheduler.fail(request.sequences, KEY_REVOKED, "invalid_api_key"), now)
@@ -255,14 +262,8 @@ class RequestManager:
             yield []
 
     def tick(self, now: float) -> list[Action]:
-        """Do what is due and never much: find frontends that hang, and a journal that is stuck or too long."""
+        """Do what is due and never much: find a journal that is stuck or too long."""
         actions: list[Action] = []
-        for peer, silence_s in self.frontends.newly_silent(now):  # it is busy, or frozen: nothing ends for that
-            facts = {"peer": peer.hex(), "pid": self.frontends.pid(peer), "silent_s": round(silence_s, 1)}
-            actions.append(log_line("warning", "frontend silent", **facts))
-        for peer, _ in self.frontends.hanging(now):
-            end = EndFrontend(peer, self.frontends.pid(peer))
-            actions += [*self.gone(peer, "it hangs and is ended", now), end]
         overgrown = self.group_commit.overgrown()
         if self._crash_count.survived(now) or overgrown == LIFE:
             self._life_noted, self._life_due = None, now
@@ -332,7 +333,6 @@ class RequestManager:
         if self.group_commit.may_begin_anew(now):
             return self.new_journal(now)
         self._note_life(now)
-        self._note_shares(now)
         return self.group_commit.next_batch(now)
 
     def new_journal(self, now: float) -> JournalBatch:

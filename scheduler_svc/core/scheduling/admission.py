@@ -74,11 +74,12 @@ class Admission:
 
     def is_contested(self, executor: ExecutorState, sitting: Collection[Sequence] = ()) -> bool:
         """Whether prompts of several clients want rows of the next plan: they run, or are next to be admitted."""
-        prompts, waiting = executor.running.prompts(), self._sequences.waiting
-        if not prompts and not executor.running.has_free_lane:
+        running = executor.running
+        prompts = running.prompts()
+        if not prompts and not running.has_free_lane:
             return False  # as in nearly all plans of a full executor
-        heads = waiting.heads(executor.epoch) if waiting else []
-        return len({s.client for s in (*prompts, *heads) if not s.yields and s not in sitting}) > 1
+        both = [*prompts, *self._sequences.waiting.heads(executor.epoch)]
+        return len(both) > 1 and len({s.client for s in both if not s.yields and s not in sitting}) > 1
 
     def continue_prompts(
         self,
@@ -118,6 +119,16 @@ class Admission:
 
     # --- memory for sequences that wait ---
 
+    def may_admit(self, executor: ExecutorState) -> bool:
+        """Whether anything could be admitted; nearly never where all lanes are taken: then it takes one that started
+        later."""
+        if (first := self._sequences.waiting.first(executor.epoch)) is None:
+            return False
+        running = executor.running
+        if not running.has_free_lane and running.last.rank < first.rank:
+            return False
+        return not (executor.is_leaving or executor.is_emptying or executor.has_refused(first))
+
     def admit(
         self,
         executor: ExecutorState,
@@ -126,7 +137,8 @@ class Admission:
         *,
         suspect: bool = False,
     ) -> list[PromptRow]:
-        """Rows for waiting sequences, in the order of the queue, as far as memory, lanes and budget go.
+        """Rows for waiting sequences, in the order of the queue, as far as memory, lanes and budget go; `may_admit` is
+        true.
 
         Args:
             budget: what the plan may still have.
@@ -136,8 +148,7 @@ class Admission:
         """
         rows: list[PromptRow] = []
         running, first = executor.running, self._sequences.waiting.first(executor.epoch)
-        if first is None or not _may_admit(executor, first):
-            return rows
+        assert first is not None, "nothing waits for the executor"
         forecast: Forecast | None = None
         rooms: Rooms = {}
         planned = {row.sequence for row in begun}
@@ -284,11 +295,3 @@ class Admission:
         else:
             self._stats.cached_resumed_tokens += row.grant.start
         return row
-
-
-def _may_admit(executor: ExecutorState, first: Sequence) -> bool:
-    """Whether anything could be admitted with this sequence first in the queue; nearly never where all lanes are taken:
-    then it takes one that started later."""
-    if executor.is_leaving or executor.is_emptying or executor.has_refused(first):
-        return False
-    return executor.running.has_free_lane or executor.running.last.rank > first.rank

@@ -135,7 +135,8 @@ class Scheduler:
             self.sequences.requeue(executor, suspect)  # others have the memory: it waits for its turn to be admitted
         if executor.is_emptying:
             executor.awaits_suspect = False
-            if rows := self._admission.admit(executor, PlanBudget(executor.limits), suspect=True):
+            may_admit = self._admission.may_admit(executor)
+            if may_admit and (rows := self._admission.admit(executor, PlanBudget(executor.limits), suspect=True)):
                 return self._build(executor, rows, {*running.decode_rows().sequences}, is_suspects=True)
         return None
 
@@ -155,12 +156,13 @@ class Scheduler:
         is_shared = admission.is_contested(executor, sitting)
         budget = PlanBudget(executor.limits, num_decodes, is_shared=is_shared)
         rows, took_from_prompts = admission.continue_prompts(executor, budget, skipped, sitting)
-        if self.sequences.waiting and not (short or took_from_decodes or took_from_prompts):
+        if not (short or took_from_decodes or took_from_prompts) and admission.may_admit(executor):
             # Blocks that are short, or were just taken away, are for older sequences than those that wait.
             rows += admission.admit(executor, budget, rows)
             skipped = {*filter(running.decodes, skipped)}  # one that sat out may have given its lane away
             num_decodes = len(running.decode_rows()) - len(skipped)
-        budget.extend(rows, running.extended)
+        if is_shared:
+            budget.extend(rows, running.extended)
         return self._build(executor, rows, skipped, num_decodes) if num_decodes or rows else None
 
     def _build(

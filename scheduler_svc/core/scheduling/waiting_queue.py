@@ -160,11 +160,14 @@ class WaitingQueue:
 
     def heads(self, epoch: int) -> list[Sequence]:
         """Of those that an executor may run the first of each group."""
+        if not self._group_of:
+            return []
         return [group.sequences[0] for group in self._groups_of.get(epoch, ()) if group.sequences]
 
     def first(self, epoch: int) -> Sequence | None:
         """The first in rank of those that an executor may run."""
-        return min(self.heads(epoch), key=_rank, default=None)
+        heads = self.heads(epoch)
+        return min(heads, key=_rank) if len(heads) > 1 else heads[0] if heads else None
 
     def candidates(self, epoch: int) -> Iterator[Sequence]:
         """The sequences that an executor may run, by rank. The one that was given last may be removed meanwhile."""
