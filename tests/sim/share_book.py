@@ -29,12 +29,12 @@ class ShareBook:
         self._denied: Counter[int] = Counter()  # by epoch: plans in a row
 
     def started(self) -> None:
-        """A life of the scheduler begins, which knows keys and no addresses of an earlier one."""
+        """Begin a life of the scheduler, which knows keys and no addresses of an earlier one."""
         self._virtual_time = 0.0
         self._owners = {request_id: owner for request_id, owner in self._owners.items() if owner.isalpha()}
 
     def submitted(self, core: Core, submit: m.Submit) -> None:
-        """A request was accepted: none of its client's own that is open starts later."""
+        """Check a request that was accepted: none of its client's own that is open starts later."""
         request = core.requests.table.find(submit.request_id)
         assert request is not None
         first, *others = sequences = request.sequences
@@ -71,7 +71,7 @@ class ShareBook:
             assert is_same or not is_certain, f"the place of {sequence.request_id} was {known}"
 
     def planned(self, core: Core, executor: ExecutorState) -> None:
-        """A plan was built: one that waits and has had less is not kept from a lane for long."""
+        """Check a plan that was built: one that waits and has had less is not kept from a lane for long."""
         if executor.is_suspects:
             return
         owed = self._owed(core, executor)
@@ -80,7 +80,7 @@ class ShareBook:
 
     @staticmethod
     def _owed(core: Core, executor: ExecutorState) -> str | None:
-        """The request whose sequence is first in the queue, if others have its lane that have had more."""
+        """Return the request whose sequence is first in the queue, if others have its lane that have had more."""
         sequences, running, blocks = core.scheduler.sequences, executor.running, executor.blocks
         first = sequences.waiting.first(executor.epoch)
         if first is None or first.yields or first.num_inflight or first.awaited or is_suspect(first):

@@ -140,8 +140,8 @@ class TaskCapacities:
         return not self._is_known or (positions <= self._seen and vocabulary <= self._vocab_size)
 
     def objection(self, sequence: Sequence, needed: int, limit: int) -> RequestRejected | None:
-        """Why a sequence that needs so many positions cannot be run where there are at most so many, if so; None before
-        the first executor was seen."""
+        """Return why a sequence that needs so many positions cannot be run where there are at most so many; None if it
+        can, and before the first executor was seen."""
         if not self._is_known:
             return None
         if needed > limit:

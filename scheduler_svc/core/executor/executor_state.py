@@ -142,7 +142,7 @@ class ExecutorState:
 
     @property
     def load(self) -> int:
-        """Tokens that those that hold a lane are expected to take."""
+        """Tokens that the sequences with a lane are expected to take."""
         return self.running.cost
 
     def sequences(self) -> list[Sequence]:

@@ -62,13 +62,13 @@ class Forecast:
             self._until = remaining
 
     def exceeds(self, num_blocks: int) -> bool:
-        """Whether more blocks would be held than there are, at a moment when the newcomer is still there: what comes
-        after its end is not its fault."""
+        """Tell whether more blocks would be held than there are, at a moment when the newcomer is still there: what
+        comes after its end is not its fault."""
         free = num_blocks - self._uncertain - (MARK * num_blocks if self._uncertain else 0.0)
         return free < 0 or (self._bound > free and self.peak_blocks() > free)
 
     def peak_blocks(self) -> float:
-        """Blocks that sequences of certain length hold at the worst moment to come while the newcomer is there."""
+        """Return the most blocks that sequences of certain length will hold while the newcomer is there."""
         order = np.argsort(-self._remaining, kind="stable")
         sizes, remaining = self._sizes[order], self._remaining[order]
         counts = np.arange(1, len(order) + 1)

@@ -29,8 +29,8 @@ class RunningSequences:
         lanes: a column for each fact of a lane.
         order: lanes that are held, by the rank of their sequences.
         num_yielding: how many of these sequences yield.
-        cost: tokens that these sequences are expected to take.
-        num_kept: of those, how many have a lane to keep.
+        num_kept: how many of those that yield have a lane to keep.
+        cost: tokens that all of them are expected to take.
     """
 
     def __init__(self, epoch: int, limits: ExecutorLimits, blocks: BlockManager, origin: int = 0) -> None:
@@ -102,7 +102,7 @@ class RunningSequences:
         return self.lanes.tables[sequence.lane]
 
     def num_own_blocks(self, sequence: Sequence) -> int:
-        """Blocks of a sequence with a lane that no other one holds."""
+        """Count the blocks of a sequence with a lane that no other one holds."""
         ref_counts = self._blocks.ref_counts
         return sum([ref_counts[block] == 1 for block in self.table_of(sequence).ids])
 
@@ -158,7 +158,7 @@ class RunningSequences:
         return None if grant is None else self._prompt_row(sequence, raw, grant, wanted_from)
 
     def extended(self, row: PromptRow, budget: int) -> PromptRow:
-        """A row of the plan that is being made, with up to so many tokens more, if there are blocks for them."""
+        """Return a row of the plan that is being made with up to so many tokens more, if there are blocks for them."""
         computed, raw = self.num_computed(row.sequence), row.raw
         if row.is_last or (more := self._blocks.reserve(row.table, raw, computed, budget, may_hit=False)) is None:
             return row

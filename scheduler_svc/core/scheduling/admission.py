@@ -73,7 +73,7 @@ class Admission:
         return skipped, preempted
 
     def is_contested(self, executor: ExecutorState, sitting: Collection[Sequence] = ()) -> bool:
-        """Whether prompts of several clients want rows of the next plan: they run, or are next to be admitted."""
+        """Tell whether prompts of several clients want rows of the next plan: they run, or are next to be admitted."""
         running = executor.running
         prompts = running.prompts()
         if not prompts and not running.has_free_lane:
@@ -120,8 +120,8 @@ class Admission:
     # --- memory for sequences that wait ---
 
     def may_admit(self, executor: ExecutorState) -> bool:
-        """Whether anything could be admitted; nearly never where all lanes are taken: then it takes one that started
-        later."""
+        """Tell whether anything could be admitted; nearly never where all lanes are taken: then it takes one that
+        started later."""
         if (first := self._sequences.waiting.first(executor.epoch)) is None:
             return False
         running = executor.running
@@ -220,7 +220,7 @@ class Admission:
         return row, forecast
 
     def _giver(self, executor: ExecutorState, sequence: Sequence, spared: Collection[Sequence] = ()) -> Sequence | None:
-        """The running sequence that gives way to one before it in rank: the last in rank that has to.
+        """Return the running sequence that gives way to one before it in rank: the last in rank that has to.
 
         Without one, a sequence that runs sits this step out and keeps what it has. The first in rank always finds one,
         or has the pool to itself; so some sequence always goes on.
@@ -234,10 +234,10 @@ class Admission:
         """
         running = executor.running
         later = takewhile(lambda s: s.rank > sequence.rank, reversed(running))
-        behind = (s for s in later if s not in spared)
+        others = (s for s in later if s not in spared)
         if sequence.state is State.RUNNING:
-            return next(behind, None)
-        last_first, latest = [*behind], sequence.start + self._sequences.shares.cost.value
+            return next(others, None)
+        last_first, latest = [*others], sequence.start + self._sequences.shares.cost.value
         lines = [s for s in last_first if s.yields]
         givers = [s for s in last_first if s.client != sequence.client and s.start >= latest]
         if sequence.yields:

@@ -92,7 +92,7 @@ class FairShares:
         return len(self._accounts)
 
     def share_for(self, submit: Submit) -> Share:
-        """What a request gets that comes now."""
+        """Return the share of a request that comes now."""
         num_prompt, params, yields = len(submit.prompt) // 4, submit.params, submit.priority == MAX_PRIORITY
         account = submit.client or (self._address_account(submit.address) if submit.address else "")
         known = self._accounts.get((account, yields)) or Account(Mean(self._output.value))
@@ -135,7 +135,7 @@ class FairShares:
     # --- the journal ---
 
     def saved(self, *, is_whole: bool) -> tuple[SavedAccount, ...]:
-        """What the journal is to know of accounts: of all keys, or of those that have changed since the last call."""
+        """Return what the journal is to know of accounts: of all keys, or of those that changed since the last call."""
         names = list(self._accounts) if is_whole else [name for name in self._changed if name in self._accounts]
         self._changed.clear()
         return tuple(

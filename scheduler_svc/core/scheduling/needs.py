@@ -43,7 +43,7 @@ class Needs(NamedTuple):
 
     @classmethod
     def of(cls, sequence: Sequence, grammars: str) -> "Needs":
-        """Those of a waiting sequence.
+        """Return the needs of a waiting sequence.
 
         Args:
             grammars: the library that grammars are compiled with; empty for none.
@@ -70,7 +70,7 @@ class Kind(NamedTuple):
     library: str
 
     def has(self, needs: Needs) -> bool:
-        """Whether it has all that is needed, whatever its model."""
+        """Tell whether it has all that is needed, whatever its model."""
         if needs.task not in self.tasks or needs.positions > self.positions or needs.vocabulary > self.vocabulary:
             return False
         return needs.library in ("", self.library) or (needs.library == ANY_LIBRARY and self.library != "")

@@ -40,7 +40,7 @@ class Room:
         return cls(able, {e.epoch: e for e in room}, loads, min(loads.values(), default=0.0))
 
     def move(self, sequence: Sequence, before: int, after: int) -> None:
-        """The sequence waits for another executor than before."""
+        """Note that a sequence waits for another executor than before."""
         for epoch, cost in ((before, -sequence.cost), (after, sequence.cost)):
             if epoch in self.loads:
                 self.loads[epoch] += cost * self.executors[epoch].membership.slowness

@@ -386,7 +386,7 @@ class Sequences:
         return [self.end(sequence, "error", message, "grammars_lost")]
 
     def _give_up_length(self, sequence: Sequence, ready: int) -> list[SequenceEnd]:
-        """A default `max_tokens` is shortened to the positions that are there; what asked for more ends."""
+        """Shorten a default `max_tokens` to the positions that are there; end what asked for more."""
         if sequence.may_shorten and len(sequence.tokens) < ready < sequence.max_length:
             self.leave_queue(sequence)
             sequence.params = msgspec.structs.replace(sequence.params, max_tokens=ready - sequence.num_prompt)

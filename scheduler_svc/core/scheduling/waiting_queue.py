@@ -159,13 +159,13 @@ class WaitingQueue:
                     yield group.sequences[0]
 
     def heads(self, epoch: int) -> list[Sequence]:
-        """Of those that an executor may run the first of each group."""
+        """Return the first of each group that an executor may run."""
         if not self._group_of:
             return []
         return [group.sequences[0] for group in self._groups_of.get(epoch, ()) if group.sequences]
 
     def first(self, epoch: int) -> Sequence | None:
-        """The first in rank of those that an executor may run."""
+        """Return the first in rank of those that an executor may run."""
         heads = self.heads(epoch)
         return min(heads, key=_rank) if len(heads) > 1 else heads[0] if heads else None
 
