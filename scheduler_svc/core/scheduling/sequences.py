@@ -326,7 +326,7 @@ class Sequences:
 
     def _advance(self) -> None:
         """Move the virtual time to the least that a running sequence has had; while none runs, to where the first that
-        waits starts. Executors that hang hold it not up."""
+        waits starts. Executors that hang do not hold it up."""
         busy = [e.running for e in self.executors.values() if len(e.running) and not e.membership.is_late]
         if busy:
             self.shares.advance(min([running.lanes.least_served for running in busy]))
