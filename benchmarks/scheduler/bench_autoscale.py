@@ -2,10 +2,12 @@
 
     python benchmarks/bench_autoscale.py --trace ../shared/data/azure_llm_trace_conv_2023.csv
     python benchmarks/bench_autoscale.py --trace ... --start 20 --rule ours --rule keda-open:40 --log
+    python benchmarks/bench_autoscale.py --steady 3 --seed 1 --rule ours
 
 The real core in virtual time (`fleet_simulation.py` has the model of an executor, `scaling_rules.py` the rules). All
-rules get the same requests: those of a trace, whose rate is multiplied by a factor that goes from `--low` to `--high`
-and back like a day (`--days` of them), so that the trace's own bursts stay. Prints a JSON line for each rule.
+rules get the same requests. Those of a trace keep its own bursts: its rate is multiplied by a factor that goes from
+`--low` to `--high` and back like a day (`--days` of them). Others come at random at a rate that stays (`--steady`).
+Prints a JSON line for each rule.
 
 It is easier here than in a service: a step takes what the model says; a start takes what Hello says, each time; and
 Azure's trace has neither long prompts (the longest has 14,050 tokens, the next 7,930) nor batches (at most 19 requests
@@ -30,6 +32,8 @@ from scheduler_svc.core.autoscaling.settings import ScaleSettings
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 
+STEADY_S = 2400.0
+STEADY_PROMPT, STEADY_OUTPUT = (300, 900), (100, 300)  # tokens
 FLAP_S = 300.0  # an up so soon after a down is a flap
 MAX_TOKENS = 1024  # that requests ask for: the trace's longest answer has 1,000
 RULES = (
@@ -50,6 +54,17 @@ def warped(requests: list[WorkloadRequest], low: float, high: float, days: int) 
         replace(r, arrival_s=float(t), max_tokens=MAX_TOKENS)
         for r, t in zip(requests, np.interp([r.arrival_s for r in requests], at, ours), strict=True)
     ]
+
+
+def steady(rate: float, seed: int) -> list[WorkloadRequest]:
+    """Return requests whose sizes and times are random, and whose rate stays what it is."""
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate, int(2 * rate * STEADY_S)))
+    requests = []
+    for at in times[times < STEADY_S].tolist():
+        prompt = rng.integers(0, workloads.MAX_TOKEN_ID + 1, rng.integers(*STEADY_PROMPT), np.int32)
+        requests.append(WorkloadRequest(at, prompt, int(rng.integers(*STEADY_OUTPUT)), MAX_TOKENS, "stop"))
+    return requests
 
 
 def rule_of(name: str, least: int, most: int) -> Rule:
@@ -90,7 +105,9 @@ def figures(simulation: FleetSimulation, target_s: float) -> dict[str, object]:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--trace", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--steady", "rate", type=click.FloatRange(0.01), help="Requests a second, at random, and no trace.")
+@click.option("--seed", default=1, help="Of these.")
 @click.option("--num-seqs", type=click.IntRange(2), help="Requests of the trace.  [default: all]")
 @click.option("--low", default=0.4, help="The least factor of the trace's rate.")
 @click.option("--high", default=2.2, help="The greatest.")
@@ -104,7 +121,9 @@ def figures(simulation: FleetSimulation, target_s: float) -> dict[str, object]:
 @click.option("--max-executors", default=8)
 @click.option("--log", is_flag=True, help="Also what our rule decided, and when.")
 def main(
-    trace: Path,
+    trace: Path | None,
+    rate: float | None,
+    seed: int,
     num_seqs: int | None,
     low: float,
     high: float,
@@ -117,9 +136,15 @@ def main(
     log: bool,
 ) -> None:
     """Compare rules that size a fleet."""
-    requests = warped(workloads.azure(trace, num_seqs), low, high, days)
+    if (trace is None) == (rate is None):
+        raise click.UsageError("either --trace or --steady says what comes")
+    if trace is not None:
+        requests = warped(workloads.azure(trace, num_seqs), low, high, days)
+        load: dict[str, object] = {"low": low, "high": high, "days": days}
+    else:
+        requests, load = steady(rate or 0.0, seed), {"steady": rate, "seed": seed}
     what = {"processor": processor(), "requests": len(requests), "seconds": round(requests[-1].arrival_s)}
-    print(json.dumps({**what, "low": low, "high": high, "days": days, "target_s": target}))
+    print(json.dumps({**what, **load, "target_s": target}))
     scale = ScaleSettings(min_executors, max_executors, target)
     for start_s in starts:
         for name in rules:

@@ -202,14 +202,19 @@ def shares() -> Figures:
     }
 
 
-def visitors(num_blocks: int, every: int) -> Figures:
-    """One client always has requests that wait; every few plans another one comes with one request, for a minute."""
+def visitors(num_blocks: int, every: int, *, may_stop: bool = True) -> Figures:
+    """One client always has requests that wait; every few plans another one comes with one request, for a minute.
+
+    Args:
+        every: plans from one to the next; 0 for none.
+        may_stop: whether answers could end before `max_tokens`, though they do not.
+    """
     service, names = Service(num_blocks), []
     for plan in range(60 * PLANS_A_SECOND):
-        if plan % every == 0 and plan >= FULL_FOR:
+        if every and plan % every == 0 and plan >= FULL_FOR:
             names.append(f"y{plan}")
-            service.submit(names[-1], 50, 20, client=names[-1])
-        service.hold_waiting({"x": (200, 200)}, {"x": 1.0}, 1)
+            service.submit(names[-1], 50, 20, client=names[-1], may_stop=may_stop)
+        service.hold_waiting({"x": (200, 200)}, {"x": 1.0}, 1, may_stop=may_stop)
     return first_tokens(service, names)
 
 
@@ -219,7 +224,7 @@ def first_tokens(service: Service, names: list[str]) -> Figures:
     stats = service.scheduler.stats
     computed = stats.prefill_tokens + stats.decode_tokens
     return {
-        "plans_to_first_token": [min(waits), max(waits)],
+        "plans_to_first_token": [min(waits, default=0), max(waits, default=0)],
         "preemptions": stats.preemptions,
         "recomputed": round(stats.recomputed_tokens / computed, 4),
     }
@@ -237,7 +242,9 @@ SCENES: dict[str, Callable[[], Figures]] = {
     "shares": shares,
     "visitors": lambda: visitors(AMPLE, 5),
     "visitors, memory full": lambda: visitors(SCARCE, 5),
-    "many visitors, memory full": lambda: visitors(SCARCE, 1),
+    "no visitors, memory full": lambda: visitors(SCARCE, 0),
+    "visitors, memory full, certain lengths": lambda: visitors(SCARCE, 5, may_stop=False),
+    "many visitors, memory full, certain lengths": lambda: visitors(SCARCE, 1, may_stop=False),
 }
 
 
