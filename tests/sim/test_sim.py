@@ -37,6 +37,8 @@ CASES = [
     (100_731, "tasks"),
     # A cut journal had lost its record of executors; the request that it kept rightly proved how large one was.
     (1_795_903_424_040, "everything"),
+    # A life that was back after hours died before its journal was whole; the next one rightly found a deadline passed.
+    (21_072, "everything"),
 ]
 
 

@@ -82,6 +82,7 @@ class Witness:
     Attributes:
         life_began: when the scheduler started last.
         deaths: of the scheduler.
+        away_until: when it was last back after so long that all deadlines had passed.
         refused: request ids, with the codes that they were refused with.
         keyless: requests of clients whose keys were revoked, with the core's time by which they end; infinity for those
             that came a moment later, which may end as well.
@@ -99,6 +100,7 @@ class Witness:
     ) -> None:
         self.life_began = 0.0
         self.deaths: list[Death] = []
+        self.away_until = -math.inf
         self.refused: set[tuple[str, str]] = set()
         self.guilty: set[tuple[str, int]] = set()
         self.moments: Counter[str] = Counter()
@@ -204,6 +206,8 @@ class Witness:
         """
         assert is_old or not legacy.num_too_old, f"{legacy.num_too_old} requests are taken for older than they are"
         assert not is_old or not legacy.requests, "requests are taken up that clients have long given up"
+        if is_old:
+            self.away_until = self._world.now
         self._remembered = remembered(legacy.life, legacy.requests)
         self.shares.took_up(legacy.shares, is_true=is_true)
         if legacy.damage:
