@@ -302,8 +302,7 @@ def test_what_runs_keeps_its_memory_when_fewer_are_wanted():
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "sizes"), [(3.0, []), (4.0, [2])])
 def test_a_steady_load_does_not_flap(rate, sizes):
-    """Arrivals at random, of which one executor can bear five a second: after the first minutes nothing changes."""
+    """Arrivals at random, of which one executor can bear five a second: one more is wanted once, or none."""
     seen = simulate(requests_of(poisson(rate, 1500.0), 600, 200), most=8, start_s=60.0).seen
-    assert [wanted for at, wanted in seen.changes if at < 400] == sizes
-    assert [change for change in seen.changes if change[0] >= 400] == []
+    assert [wanted for _, wanted in seen.changes] == sizes
     assert max(seen.first_token) < 2.0

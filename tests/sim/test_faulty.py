@@ -337,7 +337,7 @@ def gives_a_finishing_executor_sequences(monkeypatch):
 @fault("upgrades")
 def goes_on_with_any_model(monkeypatch):
     needs_of = Needs.of
-    monkeypatch.setattr(Needs, "of", lambda sequence: needs_of(sequence)._replace(model=""))
+    monkeypatch.setattr(Needs, "of", lambda sequence, grammars: needs_of(sequence, grammars)._replace(model=""))
 
 
 # --- pools that differ ---
@@ -361,7 +361,10 @@ def gives_up_a_pool_too_early(monkeypatch):
 
 @fault("pools", seed=40)
 def does_not_shorten_what_was_a_default(monkeypatch):
-    monkeypatch.setattr(Sequences, "_give_up_pool", lambda self, s, ready: [self.end(s, "error", code="capacity_lost")])
+    def ended(self, sequence, ready):
+        return [self.end(sequence, "error", code="capacity_lost")]
+
+    monkeypatch.setattr(Sequences, "_give_up_length", ended)
 
 
 @fault("pools")
