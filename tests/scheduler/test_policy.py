@@ -123,6 +123,24 @@ def test_deadlines():
     assert rig.ends[free].reason == "length"
 
 
+@pytest.mark.parametrize(("has_begun", "max_tokens", "epoch"), [(False, 1, 2), (False, 8, 2), (True, 8, 1)])
+def test_a_prompt_is_work_for_its_executor_until_its_first_token_has_come(has_begun, max_tokens, epoch):
+    rig = Rig(*[limits(num_blocks=200, max_model_len=200, max_batch_tokens=100)] * 2)
+    (long,) = rig.add("long", list(range(1, 61)), max_tokens=max_tokens)
+    (other,) = rig.add("other", [70, 71, 72, 73], max_tokens=20)
+    if has_begun:
+        rig.step()
+    else:
+        for each in (1, 2):
+            rig.plan(each)
+    assert (long.epoch, other.epoch) == (1, 2)
+    (new,) = rig.add("new", [80, 81, 82, 83])
+    for each in (1, 2):
+        rig.plan(each)
+    assert new.epoch == epoch
+    rig.finish()
+
+
 def test_a_full_queue_refuses_and_forgets():
     rig = Rig(limits(max_num_seqs=1), max_waiting=3)
     rig.add("a", [1], n=3)

@@ -142,8 +142,8 @@ class ExecutorState:
 
     @property
     def load(self) -> int:
-        """Tokens that the sequences with a lane are expected to take."""
-        return self.running.cost
+        """Tokens that all sequences here are expected to take, also those that wait for their last ones."""
+        return self.running.load + sum([sequence.cost for sequence in self.completing])
 
     def sequences(self) -> list[Sequence]:
         """All sequences here, by rank; those that wait for their last tokens come last."""

@@ -30,7 +30,6 @@ class RunningSequences:
         order: lanes that are held, by the rank of their sequences.
         num_yielding: how many of these sequences yield.
         num_kept: how many of those that yield have a lane to keep.
-        cost: tokens that all of them are expected to take.
     """
 
     def __init__(self, epoch: int, limits: ExecutorLimits, blocks: BlockManager, origin: int = 0) -> None:
@@ -38,12 +37,12 @@ class RunningSequences:
         self.lanes = Lanes(max(1, min(limits.max_num_seqs, budget - budget // PROMPT_SHARE)))
         self.order: list[int] = []
         self.num_yielding = 0
-        self.cost = 0
         self.num_kept = limits.max_num_seqs // LANES_A_LINE
         self._epoch = epoch
         self._origin = origin
         self._blocks = blocks
         self._block_size = limits.block_size
+        self._cost = 0  # tokens that all of them are expected to take
         self._num_prompts = 0  # lanes in LanePhase.PROMPT
         self._decode_rows: DecodeRows | None = None
 
@@ -67,6 +66,13 @@ class RunningSequences:
     def has_free_lane(self) -> bool:
         """Whether another sequence could hold a lane."""
         return self.lanes.has_free
+
+    @property
+    def load(self) -> int:
+        """Tokens that they are expected to take, but for prompts whose first token has come."""
+        lanes, held = self.lanes, np.array(self.order, np.int32)
+        prompts = lanes.num_prompt[held]
+        return max(0, self._cost - int(prompts[lanes.known[held] > prompts].sum()))
 
     # --- what they need next ---
 
@@ -229,7 +235,7 @@ class RunningSequences:
         sequence.state, sequence.epoch, sequence.lane, sequence.tail = State.RUNNING, self._epoch, lane, None
         self._num_prompts += 1
         self.num_yielding += sequence.yields
-        self.cost += sequence.cost
+        self._cost += sequence.cost
         if self.order and sequence.rank < self.lanes.sequence(self.order[-1]).rank:
             insort(self.order, lane, key=lambda lane: self.lanes.sequence(lane).rank)
         else:
@@ -242,7 +248,7 @@ class RunningSequences:
         lane = sequence.lane
         self.order.remove(lane)
         self.num_yielding -= sequence.yields
-        self.cost -= sequence.cost
+        self._cost -= sequence.cost
         self._num_prompts -= self.lanes.phases[lane] is LanePhase.PROMPT
         sequence.num_inflight = int(self.lanes.inflight[lane])
         self.lanes.leave(lane)
@@ -264,7 +270,7 @@ class RunningSequences:
         ranks = [sequence.rank for sequence in self]
         assert ranks == sorted(ranks), "running sequences are out of order"
         assert self.num_yielding == sum(sequence.yields for sequence in self)
-        assert self.cost == sum(sequence.cost for sequence in self)
+        assert self._cost == sum(sequence.cost for sequence in self)
         assert self._num_prompts == len([s for s in self if self.has_prompt(s)])
         for lane, sequence in zip(self.order, self, strict=True):
             table = lanes.tables[lane]
