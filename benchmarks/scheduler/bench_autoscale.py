@@ -136,13 +136,16 @@ def main(
     log: bool,
 ) -> None:
     """Compare rules that size a fleet."""
-    if (trace is None) == (rate is None):
-        raise click.UsageError("either --trace or --steady says what comes")
-    if trace is not None:
-        requests = warped(workloads.azure(trace, num_seqs), low, high, days)
-        load: dict[str, object] = {"low": low, "high": high, "days": days}
+    load: dict[str, object]
+    if trace is not None and rate is None:
+        requests, load = (
+            warped(workloads.azure(trace, num_seqs), low, high, days),
+            {"low": low, "high": high, "days": days},
+        )
+    elif rate is not None and trace is None:
+        requests, load = steady(rate, seed), {"steady": rate, "seed": seed}
     else:
-        requests, load = steady(rate or 0.0, seed), {"steady": rate, "seed": seed}
+        raise click.UsageError("either --trace or --steady says what comes")
     what = {"processor": processor(), "requests": len(requests), "seconds": round(requests[-1].arrival_s)}
     print(json.dumps({**what, **load, "target_s": target}))
     scale = ScaleSettings(min_executors, max_executors, target)

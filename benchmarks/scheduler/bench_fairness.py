@@ -223,8 +223,9 @@ def first_tokens(service: Service, names: list[str]) -> Figures:
     waits = service.until_first_tokens(names)
     stats = service.scheduler.stats
     computed = stats.prefill_tokens + stats.decode_tokens
+    began = {"plans_to_first_token": [min(waits), max(waits)]} if waits else {}
     return {
-        "plans_to_first_token": [min(waits, default=0), max(waits, default=0)],
+        **began,
         "preemptions": stats.preemptions,
         "recomputed": round(stats.recomputed_tokens / computed, 4),
     }
