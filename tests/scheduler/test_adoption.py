@@ -62,6 +62,32 @@ def test_nothing_is_recomputed_however_often_an_executor_dies(block_size, window
     assert blocks.num_free == blocks.num_blocks
 
 
+@pytest.mark.parametrize("num_run", [0, 2])
+def test_sequences_go_back_to_the_memory_that_they_left_also_beside_an_idle_executor(num_run):
+    """Twelve that have begun, while the other executor has nothing: to move some would compute them anew."""
+    rig = Rig(limits(num_blocks=256))
+    rig.lose(1)
+    epoch = rig.join(limits(num_blocks=256), pool=pool())
+    for i in range(12):
+        rig.add(str(i), [i] * (7 + i), max_tokens=40)
+    while min(map(len, rig.outputs.values()), default=0) < 2 or len(rig.outputs) < 12:
+        rig.step()
+    memory, plans = rig.executors[epoch], rig.sent[epoch]
+    for _ in range(min(num_run, len(plans))):
+        memory.run(plans.popleft())
+    for plan in plans:
+        memory.tear(plan)
+    idle = rig.join(limits(num_blocks=256))
+    rig.lose(epoch, pool_wait_s=5.0)
+    rig.plan(idle)
+    back = rig.join(memory.limits, pool=pool(epoch, lease=epoch + 1), memory=memory)
+    rig.plan(idle)
+    rig.plan(back)
+    assert (rig.scheduler.executor(idle).num_running, rig.scheduler.executor(back).num_running) == (0, 12)
+    rig.finish()
+    assert rig.scheduler.stats.recomputed_tokens == 0
+
+
 def test_without_its_tail_a_sequence_would_compute_up_to_a_block_again(monkeypatch):
     """The test above can fail."""
     monkeypatch.setattr(BlockManager, "keep_tail", lambda *args: None)

@@ -55,7 +55,7 @@ def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | No
 
     It goes where most of its prefix is cached, unless that executor is much busier than another (more than twice its
     load, and four sequences like this one); then to the least busy one. Where it waits already it stays
-    (`sequence.placed`), as long as that holds.
+    (`sequence.placed`), as long as that holds, or the executor still has all that was computed for it.
 
     Args:
         avoid: name of an executor that it should not go to, if it can go to another.
@@ -65,9 +65,10 @@ def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | No
         return next(iter(executors.values()), None)
     most = 2 * room.least + 4 * sequence.cost
     placed = executors.get(sequence.placed)
-    own = sequence.cost * placed.membership.slowness if placed is not None else 0.0  # it counts itself
-    if placed is not None and loads[sequence.placed] <= most + own and placed.name != avoid:
-        return placed
+    if placed is not None and placed.name != avoid:
+        own = sequence.cost * placed.membership.slowness  # it counts itself
+        if loads[placed.epoch] <= most + own or 0 < sequence.num_written <= placed.cached_tokens(sequence, {}):
+            return placed
     free = [n for n, load in loads.items() if load <= most]
     if avoid:
         others = [n for n in loads if executors[n].name != avoid]
