@@ -138,10 +138,8 @@ def main(
     """Compare rules that size a fleet."""
     load: dict[str, object]
     if trace is not None and rate is None:
-        requests, load = (
-            warped(workloads.azure(trace, num_seqs), low, high, days),
-            {"low": low, "high": high, "days": days},
-        )
+        requests = warped(workloads.azure(trace, num_seqs), low, high, days)
+        load = {"low": low, "high": high, "days": days}
     elif rate is not None and trace is None:
         requests, load = steady(rate, seed), {"steady": rate, "seed": seed}
     else:

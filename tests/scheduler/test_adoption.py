@@ -23,14 +23,20 @@ def pool(epoch: int = 0, lease: int = 1, name: str = NAME, layout: str = LAYOUT)
     return m.Pool(pool=name, lease=lease, layout=layout, epoch=epoch)
 
 
-def swap(rig: Rig, epoch: int, num_run: int = 0, torn: int | None = None) -> int:
-    """The executor dies; of its unanswered plans so many have run, and of the next one so many slots were written (all
-    of them if that is None). Its successor joins at once. Returns the new epoch."""
+def break_off(rig: Rig, epoch: int, num_run: int = 0, torn: int | None = None) -> OracleExecutor:
+    """Of an executor's unanswered plans so many have run, and of the next ones so many slots were written (all of them
+    if that is None). Returns its memory."""
     memory, plans = rig.executors[epoch], rig.sent[epoch]
     for _ in range(min(num_run, len(plans))):
         memory.run(plans.popleft())
     for plan in plans:
         memory.tear(plan, torn)
+    return memory
+
+
+def swap(rig: Rig, epoch: int, num_run: int = 0, torn: int | None = None) -> int:
+    """The executor dies, see `break_off`. Its successor joins at once. Returns the new epoch."""
+    memory = break_off(rig, epoch, num_run, torn)
     rig.lose(epoch, pool_wait_s=0.0)
     rig.scheduler.check()
     return rig.join(memory.limits, pool=pool(epoch, lease=epoch + 1), memory=memory)
@@ -60,32 +66,6 @@ def test_nothing_is_recomputed_however_often_an_executor_dies(block_size, window
     assert rig.scheduler.stats.recomputed_tokens == 0
     blocks = rig.scheduler.executor(epoch).blocks
     assert blocks.num_free == blocks.num_blocks
-
-
-@pytest.mark.parametrize("num_run", [0, 2])
-def test_sequences_go_back_to_the_memory_that_they_left_also_beside_an_idle_executor(num_run):
-    """Twelve that have begun, while the other executor has nothing: to move some would compute them anew."""
-    rig = Rig(limits(num_blocks=256))
-    rig.lose(1)
-    epoch = rig.join(limits(num_blocks=256), pool=pool())
-    for i in range(12):
-        rig.add(str(i), [i] * (7 + i), max_tokens=40)
-    while min(map(len, rig.outputs.values()), default=0) < 2 or len(rig.outputs) < 12:
-        rig.step()
-    memory, plans = rig.executors[epoch], rig.sent[epoch]
-    for _ in range(min(num_run, len(plans))):
-        memory.run(plans.popleft())
-    for plan in plans:
-        memory.tear(plan)
-    idle = rig.join(limits(num_blocks=256))
-    rig.lose(epoch, pool_wait_s=5.0)
-    rig.plan(idle)
-    back = rig.join(memory.limits, pool=pool(epoch, lease=epoch + 1), memory=memory)
-    rig.plan(idle)
-    rig.plan(back)
-    assert (rig.scheduler.executor(idle).num_running, rig.scheduler.executor(back).num_running) == (0, 12)
-    rig.finish()
-    assert rig.scheduler.stats.recomputed_tokens == 0
 
 
 def test_without_its_tail_a_sequence_would_compute_up_to_a_block_again(monkeypatch):
@@ -143,6 +123,28 @@ def test_a_tail_whose_block_was_handed_out_is_computed_again():
         rig.step()
     rig.finish()
     assert rig.scheduler.stats.recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("num_run", [0, 2])
+def test_sequences_go_back_to_the_memory_that_they_left_also_beside_an_idle_executor(num_run):
+    """Twelve that have begun, while the other executor has nothing: to move some would compute them anew."""
+    rig = Rig(limits(num_blocks=256))
+    rig.lose(1)
+    epoch = rig.join(limits(num_blocks=256), pool=pool())
+    for i in range(12):
+        rig.add(str(i), [i] * (7 + i), max_tokens=40)
+    while len(rig.outputs) < 12 or min(map(len, rig.outputs.values())) < 2:
+        rig.step()
+    memory = break_off(rig, epoch, num_run)
+    idle = rig.join(limits(num_blocks=256))
+    rig.lose(epoch, pool_wait_s=5.0)
+    rig.plan(idle)
+    back = rig.join(memory.limits, pool=pool(epoch, lease=epoch + 1), memory=memory)
+    rig.plan(idle)
+    rig.plan(back)
+    assert (rig.scheduler.executor(idle).num_running, rig.scheduler.executor(back).num_running) == (0, 12)
+    rig.finish()
+    assert rig.scheduler.stats.recomputed_tokens == 0
 
 
 def test_of_two_sequences_in_one_unfinished_block_one_keeps_it():
