@@ -208,6 +208,14 @@ def test_a_sequence_goes_where_its_prefix_is_cached():
     assert first in rig.ends
 
 
+def test_prompts_that_nobody_has_cached_share_the_caches_of_idle_executors():
+    rig = Rig(limits(), limits(), limits())
+    for i in range(6):
+        rig.add(str(i), [i] * 20, max_tokens=2)
+        rig.finish()
+    assert len({rig.scheduler.executor(epoch).blocks.num_cached for epoch in (1, 2, 3)}) == 1
+
+
 def test_unless_that_executor_is_much_busier():
     rig = Rig(limits(), limits())
     prefix = list(range(40))

@@ -54,8 +54,9 @@ def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | No
     """On which executor a waiting sequence should run, None if none of those that may run it has a free lane.
 
     It goes where most of its prefix is cached, unless that executor is much busier than another (more than twice its
-    load, and four sequences like this one); then to the least busy one. Where it waits already it stays
-    (`sequence.placed`), as long as that holds, or the executor still has all that was computed for it.
+    load, and four sequences like this one); then to the least busy one, of equals to the one that has least cached, so
+    that conversations share all caches. Where it waits already it stays (`sequence.placed`), as long as that holds, or
+    the executor still has all that was computed for it.
 
     Args:
         avoid: name of an executor that it should not go to, if it can go to another.
@@ -77,4 +78,4 @@ def place(sequence: Sequence, room: Room, avoid: str = "") -> ExecutorState | No
     cached = {n: tokens for n in free if (tokens := executors[n].cached_tokens(sequence, first_keys))}
     if cached:
         return executors[min(cached, key=lambda n: (-cached[n], loads[n], n))]
-    return executors[min(free, key=loads.__getitem__)]
+    return executors[min(free, key=lambda n: (loads[n], executors[n].blocks.num_cached))]
