@@ -121,6 +121,19 @@ def test_what_fits_an_executor_that_came_and_went_in_one_turn_waits_for_it():
     assert end.code == "capacity_lost"
 
 
+def test_what_waited_for_an_executor_that_came_and_went_in_one_turn_waits_anew():
+    rig = Rig(pool(40), pool(20))
+    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=150)
+    rig.scheduler.remove_executor(1, 1.0)
+    assert not done(rig.scheduler.expire(1.0))
+    back_at = 1.0 + POOL_GRACE_S  # a turn that comes late hears of both at once
+    rig.scheduler.add_executor(Membership(3, "large", "", pool(40)), back_at)
+    rig.scheduler.remove_executor(3, back_at)
+    assert not done(rig.scheduler.expire(back_at))
+    (end,) = done(rig.scheduler.expire(back_at + POOL_GRACE_S))
+    assert (end.sequence, end.code) == (sequence, "capacity_lost")
+
+
 def test_a_default_that_no_executor_can_take_for_another_reason_ends():
     """A token that is not in the vocabulary becomes none by fewer of them."""
     scheduler = Scheduler()

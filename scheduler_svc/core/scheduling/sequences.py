@@ -182,11 +182,12 @@ class Sequences:
         self._stop_awaiting(executor)
         known = Capacity.of(executor.limits)
         self.capacities.joined(executor.epoch, executor.name, known, self._now)
-        self.waiting.know(known.positions, known.vocabulary)  # now: it may be gone when the queue is regrouped
+        self.waiting.know(known.positions, known.vocabulary)
         self._changed_at = self._now
+        self.regroup()  # now: it may leave in the same turn, and what only it could run waits anew
 
     def regroup(self) -> None:
-        """Find out which executors may run what waits, if these have changed: once for all that came in a turn."""
+        """Find out which executors may run what waits, if these have changed: once for all that left in a turn."""
         if self._changed_at is not None:
             self.waiting.regroup(self.executors.values(), self._changed_at)
             self._changed_at = None
