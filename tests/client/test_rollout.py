@@ -57,7 +57,7 @@ def test_a_build_is_expected_with_or_without_its_commit(baton, fleet, expected, 
 
 @pytest.fixture
 def fleet_time(fleet, monkeypatch):
-    """Let the command read the fleet's clock, so that a timeout is as many reports on a busy machine as on an idle one."""
+    """Let the command read the fleet's clock, so that a timeout is as many reports on a busy machine as elsewhere."""
     clock = SimpleNamespace(monotonic=lambda: fleet.now, sleep=lambda _: None)
     monkeypatch.setattr("scheduler_svc.client.commands.rollout.time", clock)
 
