@@ -68,10 +68,11 @@ build/python-%/ready: pyproject.toml constraints.txt
 		--editable '.[test]'
 	@touch $@
 
-SCHEDULERS_SIDE := tests/common tests/scheduler tests/frontend tests/client tests/store
+SCHEDULERS_SIDE := tests/common tests/core tests/server tests/frontend tests/client tests/store \
+	tests/test_fair_queue.py tests/test_key_uses.py
 # Where 3.12 has ways of its own: asyncio's writes, counting instructions, what frontends and SQLite are in real processes.
-DIFFERS := tests/client/test_chat.py tests/client/test_bench.py tests/frontend/test_real_core.py \
-	tests/scheduler/test_turn_cost.py tests/scheduler/test_core_process.py
+DIFFERS := tests/client/commands/test_chat.py tests/client/commands/test_bench.py tests/frontend/test_real_core.py \
+	tests/core/test_turn_cost.py tests/server/test_core_process.py
 test-pythons: $(NEWER:%=build/python-%/ready)  ## The scheduler's side on Python 3.13, and what differs on 3.12; without torch
 	@$(foreach version,$(filter-out $(NEWER),3.13 3.12),echo "NOT RUN: there is no Python $(version) here that runs";)
 	$(if $(NEWER),build/python-$(firstword $(NEWER))/bin/python $(PYTEST_OPTIONS) $(SCHEDULERS_SIDE))
@@ -93,7 +94,7 @@ RIG := $(PYTHON) -m tests.rig
 
 test-dry-gpu:    ## The GPU's code on a pretended GPU, and its kernels in Python 3.12's interpreter (2 GB, once)
 	$(RIG) -m pytest -n 2 --dist worksteal -m "" tests/rig
-	$(RIG) --interpret -m pytest -n 2 --dist worksteal tests/kernels/gpu tests/executor/test_recorded_steps.py
+	$(RIG) --interpret -m pytest -n 2 --dist worksteal tests/kernels/gpu tests/executor_svc/devices/test_recorded_steps.py
 
 ci-dry-gpu:      ## The first half of test-dry-gpu, where its environment is installed already
 	@$(RIG) --only-if-there -m pytest -n 2 --dist worksteal -m "" tests/rig || [ $$? -eq 77 ]

@@ -15,22 +15,23 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 SHARE_OF_SIMULATOR = 0.6
 HANGS_AFTER_S = 300.0  # longer than planned: a seed that never ends is a fault, too
 ADVICE = "Mend it with the next change, and add the case (CASES in tests/sim/test_sim.py, or an @example)."
 DRAWN = (  # what the tests of these files can find is far from used up
-    "tests/scheduler/test_fuzz.py",
-    "tests/scheduler/test_adoption_fuzz.py",
-    "tests/scheduler/test_group_commit_fuzz.py",
-    "tests/scheduler/test_outbox_fuzz.py",
+    "tests/core/scheduling/test_scheduler_fuzz.py",
+    "tests/core/scheduling/test_adoption_fuzz.py",
+    "tests/core/requests/test_group_commit_fuzz.py",
+    "tests/core/requests/test_outbox_fuzz.py",
     "tests/store/test_store_fuzz.py",
-    "tests/scheduler/test_journal_records.py",
-    "tests/executor/test_registration.py",
+    "tests/core/requests/test_journal_records.py",
+    "tests/executor_svc/service/test_registration.py",
     "tests/common/test_wire.py",
     "tests/common/test_plan.py",
-    "tests/frontend/test_going_on.py",
-    "tests/kernels/gpu/test_attention_work.py",
+    "tests/frontend/http/test_streaming.py",
+    "tests/kernels/gpu/attention/test_work.py",
 )
 
 

@@ -34,8 +34,8 @@ from scheduler_svc.server.journal_database import APPLICATION_ID
 from scheduler_svc.server.listener import Listener
 from scheduler_svc.server.store_folder import StoreFolder
 from scheduler_svc.store import database
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 PASSING: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {}
 SETTLED: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {}
 

@@ -3,11 +3,11 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 SERVICES = ("scheduler_svc", "executor_svc", "keeper_svc", "common")
 LOGGERS = ("log", "_log")
 LEVELS = ("warning", "error", "exception", "critical")

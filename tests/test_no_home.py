@@ -2,15 +2,14 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.support.other_user import command_as, needs_root
 
 pytestmark = needs_root
 UID = 54321  # no account has it
-ROOT = Path(__file__).parents[1]
 BEFORE = f"sys.path.insert(0, {str(ROOT)!r})\nfrom scheduler_svc.__main__ import main"
 OPTIONS = ["--port", "0", "--executor-endpoint", "tcp://127.0.0.1:0", "--frontends", "0"]
 OF_HOME = ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "BATON_KEYS_DIR")  # and what tests set instead

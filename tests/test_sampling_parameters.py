@@ -16,7 +16,6 @@ The places, each found by a search for an existing parameter (`min_p`):
 
 import inspect
 import re
-from pathlib import Path
 
 import click
 import msgspec
@@ -41,8 +40,8 @@ from scheduler_svc.core.executor.plan_builder import join_columns, sampling_colu
 from scheduler_svc.core.sequence import new_sequences
 from scheduler_svc.frontend.requests.schemas import GenerationRequest
 from scheduler_svc.frontend.text.sampling_defaults import SamplingDefaults
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 NAMES = [parameter.name for parameter in SAMPLING_COLUMNS.values()]
 NOT_DRAWN_WITH = {"max_tokens", "stop_token_ids"}  # they say where a sequence ends
 NOT_COLUMNS = {

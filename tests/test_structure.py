@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 OURS = {"common", "kernels", "scheduler_svc", "executor_svc", "keeper_svc", "tests", "benchmarks", "tools"}
 MAY_IMPORT = {
     "common": {"common"},

@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 LINE = "Baton runs on Linux with Python 3.11, 3.12, 3.13 or 3.14, and not with "
 PACKAGES = [
@@ -113,9 +113,9 @@ def test_make_tells_which_pythons_there_have_to_be(make, tmp_path):
 @pytest.mark.parametrize(
     ("there", "runs", "is_not_there"),
     [
-        ({"3.12", "3.13"}, {"3.13": "tests/scheduler", "3.12": "tests/client"}, []),
-        ({"3.13"}, {"3.13": "tests/scheduler"}, ["3.12"]),
-        ({"3.12"}, {"3.12": "tests/scheduler"}, ["3.13"]),
+        ({"3.12", "3.13"}, {"3.13": "tests/core", "3.12": "tests/client"}, []),
+        ({"3.13"}, {"3.13": "tests/core"}, ["3.12"]),
+        ({"3.12"}, {"3.12": "tests/core"}, ["3.13"]),
         (set(), {}, ["3.12", "3.13"]),
     ],
 )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.logging import setup_logging
 from common.model_files import resolve_model
-from tests.executor.harness import Pool, Row, logits, start
+from tests.executor_svc.harness import Pool, Row, logits, start
 
 BLOCK_SIZE = 16
 FORMATS = {

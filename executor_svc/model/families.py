@@ -1,6 +1,6 @@
 """The families of models: what the fields of a config.json mean for each `model_type`.
 
-To add a family takes an entry here, its test (tests/executor/families) and a row in docs/models.md.
+To add a family takes an entry here, its test (tests/executor_svc/families) and a row in docs/models.md.
 """
 
 from collections.abc import Callable, Mapping

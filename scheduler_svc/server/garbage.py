@@ -10,7 +10,7 @@ def spare_the_old() -> None:
 
     To look through the state of 10,000 requests takes 0.1 to 0.2 s, and through that of 100 executors that have joined
     just now 26 ms. Meanwhile the core answers nobody, and it finds nothing: what the core makes does not refer to
-    itself (tests/scheduler/test_garbage.py). It is done seldom, and not never, so that a fault in that costs time and
+    itself (tests/server/test_garbage.py). It is done seldom, and not never, so that a fault in that costs time and
     not all memory.
     """
     gc.freeze()

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +20,9 @@ from benchmarks.rig.workloads import upper_halves
 from common import messages as m
 from executor_svc.runner.grammar_masks import GrammarMasks
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from tests import ROOT
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 VOCAB_SIZE = 10_240
 TEXT = 'Before we proceed any further, hear me speak: {"a": ["\u00e9\U0001f600", {"b": -1.5e3}]}\n\n\tAll.'
 REQUESTS = upper_halves(3, 8, 10)

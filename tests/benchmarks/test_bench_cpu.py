@@ -17,10 +17,9 @@ from benchmarks.cpu.report import steps_of
 from benchmarks.rig import process_times, workloads
 from benchmarks.rig.runs import TimedRun
 from benchmarks.rig.step_records import RecordedStep
+from tests import ROOT
 from tests.support.eventually import eventually
 from tests.support.processes import is_running
-
-ROOT = Path(__file__).parents[2]
 
 PEER = f"""#!{sys.executable}
 import json, os, socket, sys, time

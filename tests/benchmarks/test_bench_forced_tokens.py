@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from llguidance import LLTokenizer
 
 from benchmarks.constraints.forced_tokens import STYLES, documents, grouped
 from common.model_files import DEMO_MODEL_DIR
+from tests import ROOT
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture(scope="module")

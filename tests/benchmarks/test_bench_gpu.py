@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +15,7 @@ from benchmarks.rig.front_client import _take
 from benchmarks.rig.runs import TimedRun
 from common import messages as m
 from executor_svc.model.families import read_config
-
-ROOT = Path(__file__).parents[2]
-
+from tests import ROOT
 
 # --- the sides ---
 

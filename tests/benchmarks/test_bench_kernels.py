@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,8 +21,8 @@ from benchmarks.kernels.layer_cases import (
 )
 from benchmarks.rig.ceilings import Ceilings
 from kernels import reference
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 ROWS = [(1, 5), (1, 16), (3, 21)]
 CPU = torch.device("cpu")
 LAYER_KERNELS = (
@@ -159,6 +158,7 @@ def test_the_cpu_kernels_are_measured():
 LAUNCH_ALL = """
 import torch
 from benchmarks.kernels import bench_kernels
+from tests import ROOT
 from tests.kernels.gpu.compiling import Launch, list_variants
 meta = torch.device("meta")
 for quick in (True, False):

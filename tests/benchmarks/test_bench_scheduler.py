@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{i % 60:02}.0000000,{50 + 37 * i % 900},{10 + 7 * i % 50}\n" for i in range(60)
 )

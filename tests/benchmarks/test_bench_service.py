@@ -3,16 +3,16 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.service.bench_chat import Run, figures_of
 from common.model_files import resolve_model
 from scheduler_svc.server.strangers import MAX_STRANGERS
+from tests import ROOT
 from tests.support.reciter.checkpoint import reciter_folder
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 
 def lines(name, *arguments):

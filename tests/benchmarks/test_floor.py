@@ -1,7 +1,6 @@
 """The floor of bench_gpu.py's workload: counted in another way, and as the page and the targets state it."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -9,8 +8,9 @@ from benchmarks.gpu import report
 from benchmarks.gpu.floor import CEILINGS, Floor, floor_of, planned_steps
 from benchmarks.rig.checkpoints import SHAPES
 from benchmarks.rig.service_load import make_requests
+from tests import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+PAGE = ROOT / "docs" / "gpu.md"
 KV_BYTES = 114_688  # of a position: 28 layers, 8 heads of 128, keys and values, bfloat16
 
 

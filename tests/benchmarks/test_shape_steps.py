@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ import pytest
 from benchmarks.gpu import shape_steps
 from benchmarks.gpu.shape_steps import Sizes
 from executor_svc.model.families import read_config
+from tests import ROOT
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.mark.parametrize(("rows", "queries", "context"), [(1, 1, 640), (7, 1, 33), (2, 40, 40), (1, 5, 48)])

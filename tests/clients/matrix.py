@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 
 from scheduler_svc.client.processes.local_fleet import LocalFleet
+from tests import ROOT
 from tests.support.eventually import eventually
 from tests.support.reciter.checkpoint import reciter_folder
 
-ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 INSTALLED = ROOT / "build" / "clients"
 MODEL = "reciter"

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.executor.harness import start
+from tests.executor_svc.harness import start
 from tests.support.in_process import serve, submit
 from tests.support.reciter.answers import ANSWERS, END, OSLO, WITHOUT_WORD, Answer, call
 from tests.support.reciter.checkpoint import reciter_folder

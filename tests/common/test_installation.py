@@ -13,8 +13,8 @@ import pytest
 from common.exit_codes import EXIT_USAGE
 from common.installation import DISTRIBUTION, PACKAGES
 from scheduler_svc.client.processes.local_fleet import free_ports
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HERE = f"{sys.executable} -m pip install --editable '{ROOT}[{{}}]'"  # how a checkout is installed
 SERVICES = {"scheduler_svc": "baton-scheduler", "keeper_svc": "baton-keeper", "executor_svc": "baton-executor"}

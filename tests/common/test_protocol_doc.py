@@ -1,15 +1,15 @@
 """docs/protocol.md names every message with its fields in order, and the numbers it quotes are those of the code."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from common import messages as m
 from common.heartbeats import HEARTBEAT_INTERVAL_S, LOSS_TIMEOUT_S
 from common.wire import HEADER, MAX_MESSAGE_BYTES
+from tests import ROOT
 
-DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+DOC = (ROOT / "docs" / "protocol.md").read_text()
 DIRECTIONS = (
     m.ExecutorToScheduler,
     m.SchedulerToExecutor,

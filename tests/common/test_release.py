@@ -6,14 +6,13 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
 from common import __version__
 from common.release import BUILD, COMMIT_FILE, build_of, commit_of
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 COMMANDS = {
     "scheduler_svc.client.cli": "baton",

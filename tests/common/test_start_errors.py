@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 REFUSED = {  # an error of the start, or of an option, of each service
     "scheduler": (["scheduler_svc", "--no-journal", "--api-keys", "/none/keys.json"], "/none/keys.json"),
     "scheduler's option": (["scheduler_svc", "--port", "http"], "Invalid value for '--port': 'http'"),

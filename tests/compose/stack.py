@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 
 from scheduler_svc.client.processes.local_fleet import free_ports
+from tests import ROOT
 from tests.support.eventually import eventually
 
-ROOT = Path(__file__).parents[2]
 BATON = Path(sys.executable).with_name("baton")
 
 

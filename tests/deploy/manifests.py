@@ -3,11 +3,10 @@
 import copy
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 
+from tests import ROOT
 from tests.deploy.kustomize import Manifest, render
 
-ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 FOLDERS = {
     **{name: KUBERNETES / name for name in ("base", "cpu", "gpu", "gateway", "tensor-parallel")},

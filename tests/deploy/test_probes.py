@@ -27,7 +27,7 @@ from scheduler_svc.frontend.link.request_counts import RequestCounts
 from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.server.frontend_processes import STOP_MARGIN_S
 from tests.deploy.manifests import ROOT, container, exec_commands, options, pod, workloads
-from tests.keeper.processes import KeeperProcess
+from tests.keeper_svc.processes import KeeperProcess
 from tests.support.core import running_core
 from tests.support.eventually import eventually
 

@@ -16,13 +16,13 @@ from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.client.processes.local_fleet import LocalFleet
 from scheduler_svc.frontend.requests.score_prompt import INSTRUCTION, PAIR, SYSTEM
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests import ROOT
 from tests.e2e.conftest import API_KEY, client_of
 from tests.support.checkpoints import reference_logits, reference_model
 from tests.support.eventually import eventually
 from tests.support.fleets import running_fleet
 from tests.support.pooling_folders import make_reranker
 
-ROOT = Path(__file__).parents[2]
 TEXTS = ["ROMEO:\nBut, soft!", "What light through yonder window breaks?", "ROMEO:\nBut, soft!"]
 HEADERS = {"authorization": f"Bearer {API_KEY}"}
 

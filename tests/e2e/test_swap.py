@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
 
+from tests import ROOT
 from tests.e2e.conftest import client_of, running_fleet
 from tests.support.eventually import eventually
 
@@ -71,7 +71,7 @@ def test_the_running_scheduler_has_no_torch(tmp_path):
     )
     dump = tmp_path / "dump"
     dump.mkdir()
-    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "DUMP": str(dump)}
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "DUMP": str(dump)}
     command = [sys.executable, "-m", "scheduler_svc", "--port", "0", "--executor-endpoint", "tcp://127.0.0.1:0"]
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:

@@ -14,10 +14,11 @@ from pathlib import Path
 import httpx
 import openai
 
+from tests import ROOT
 from tests.frontend.fake_core import FakeCore, Script, echo
 from tests.support.eventually import eventually
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = ROOT
 MODEL = "baton-demo"
 COMPLETION = {"model": MODEL, "prompt": "x"}
 

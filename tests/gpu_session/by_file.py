@@ -1,6 +1,6 @@
 """Runs the tests marked gpu, each file in processes of its own, some files at once.
 
-    python -m tests.gpu_session.by_file --seconds 150 tests/kernels/gpu/test_norm.py tests/executor/test_gpu.py
+    python -m tests.gpu_session.by_file --seconds 150 tests/kernels/gpu/layers/test_norm.py tests/kernels/gpu/moe
 
 One illegal access spoils every later test of its process. Here a process that a test has spoilt or ended is followed by
 another one, with the file's next tests, and the file's report says which test it was and by what: an error of CUDA, a
@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import ROOT
 from tests.gpu_session import recorder
 from tests.gpu_session.records import (
     PYTEST_HAS_RUN,
@@ -38,11 +39,10 @@ from tests.gpu_session.records import (
     running_test,
 )
 
-ROOT = Path(__file__).parents[2]
 # Of the kernels' tests, `tests/kernels/gpu/conftest.py` marks what takes `device`.
 MARKED = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b")
 # They take tens of GB of the GPU's memory, or measure it.
-ALONE = ("tests/executor/test_gpu.py", "tests/kernels/gpu/test_moe.py")
+ALONE = ("tests/executor_svc/devices/test_gpu.py", "tests/kernels/gpu/moe/test_experts.py")
 MOST_PROCESSES = 20  # of a file: so many tests may spoil theirs
 GRACE_S = 15.0  # that a test may take longer than its limit, of which pytest-timeout is to tell first
 POLL_S, WEIGHED_EVERY_S = 0.05, 1.0

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 OURS = ("benchmarks", "common", "executor_svc", "keeper_svc", "kernels", "scheduler_svc", "tests", "tools")
 
 

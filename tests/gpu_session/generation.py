@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from tests.executor import harness
-from tests.executor.harness import Pool, Row
+from tests.executor_svc import harness
+from tests.executor_svc.harness import Pool, Row
 from tests.support.checkpoints import (
     LARGEST_ERROR,
     MEAN_ERROR,

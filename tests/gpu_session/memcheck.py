@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.executor import harness
+from tests.executor_svc import harness
 from tests.gpu_session.generation import OPTIONS, prompts
 from tests.support.checkpoints import make_checkpoint
 

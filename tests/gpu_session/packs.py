@@ -155,14 +155,16 @@ REHEARSED = Sizes(
 WRONG_VALUES = (1, 3)
 """Exit codes of tests and comparisons where kernels compute nothing: failed, or not all run."""
 
-KERNELS = "tests/kernels/gpu/test_"
-EXPERTS = f"{KERNELS}moe.py"  # 20 GB of host memory where a GPU is only pretended
+KERNELS = "tests/kernels/gpu"
+EXPERTS = f"{KERNELS}/moe/test_experts.py"  # 20 GB of host memory where a GPU is only pretended
 OF_VALUES = (
-    "tests/executor/test_recorded_steps.py",
-    "tests/executor/test_gpu.py",
-    *(f"{KERNELS}{name}.py" for name in ("rope_store", "norm", "activation", "gated_linear", "embedding")),
-    *(f"{KERNELS}{name}.py" for name in ("block_tables", "sampler", "attention")),
-    *(f"{KERNELS}{name}.py" for name in ("attention_shapes", "flash_attention", "log_probs", "adjustments")),
+    "tests/executor_svc/devices/test_recorded_steps.py",
+    "tests/executor_svc/devices/test_gpu.py",
+    *(f"{KERNELS}/layers/test_{name}.py" for name in ("rope_store", "norm", "activation", "gated_linear", "embedding")),
+    f"{KERNELS}/attention/test_block_tables.py",
+    f"{KERNELS}/sampling/test_sampler.py",
+    *(f"{KERNELS}/attention/test_{name}.py" for name in ("paged_attention", "attention_shapes", "flash_attention")),
+    *(f"{KERNELS}/sampling/test_{name}.py" for name in ("log_probs", "adjustments")),
 )
 REAL_SIZES = "real_sizes"
 BENCHED = ("8B", "0.6B")
@@ -203,7 +205,7 @@ def _kernels(sizes: Sizes) -> Iterator[Step]:
     for model in BENCHED:
         bench = ("{python}", "benchmarks/bench_kernels.py", "--quick", "--model", f"Qwen3-{model}")
         yield Step(f"bench kernels {model}", bench, 50, 90, 20, code=("benchmarks.kernels.bench_kernels",))
-    yield _tests("real sizes", sizes, (f"{KERNELS}attention_shapes.py",), REAL_SIZES, 20, 60)
+    yield _tests("real sizes", sizes, (f"{KERNELS}/attention/test_attention_shapes.py",), REAL_SIZES, 20, 60)
     yield _tests("experts", sizes, (EXPERTS,), "", 50, 80)
 
 

@@ -1,6 +1,6 @@
 """A pytest plugin that writes down each test as it starts and ends, so that a process that dies leaves a record.
 
-    BATON_TEST_RECORD=FILE python -m pytest -p tests.gpu_session.recorder -m gpu tests/executor/test_gpu.py
+    BATON_TEST_RECORD=FILE python -m pytest -p tests.gpu_session.recorder -m gpu tests/executor_svc/devices/test_gpu.py
 
 A test with an entry `ended` or `spoilt` in the file is left out: the next process of a file goes on where this one
 stopped. After a test that spoils its process no further test is started.

@@ -8,13 +8,13 @@ and the table of steps has the dates.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from tests.gpu_session.ledger import Ledger, Result
 from tests.gpu_session.packs import packs
 
-PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+PAGE = ROOT / "docs" / "gpu.md"
 CHIPS = ("H100", "H200")
 
 Figures = dict[str, Any]

@@ -89,5 +89,5 @@ def test_a_module_that_is_not_there_is_an_error(tmp_path):
 
 
 def test_a_kernels_test_depends_on_its_kernel_and_not_on_the_services():
-    sources = hashing._imported(hashing.ROOT / "tests/kernels/gpu/test_norm.py", hashing.ROOT)
+    sources = hashing._imported(hashing.ROOT / "tests/kernels/gpu/layers/test_norm.py", hashing.ROOT)
     assert "kernels/gpu/layers/norm.py" in {str(path.relative_to(hashing.ROOT)) for path in sources}

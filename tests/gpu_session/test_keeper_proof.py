@@ -12,14 +12,13 @@ import sys
 import threading
 import time
 import uuid
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tools import gpu_keeper_proof
 from tools.gpu_children import LOWEST, Children, Fault, has_cuda
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from tools import gpu_keeper_proof, gpu_kill_facts

@@ -94,7 +94,7 @@ def test_the_code_of_a_swap_counts_with_its_messages():
 def test_a_change_of_a_service_makes_no_kernel_due():
     """Nor does one of a kernel make the keeper's facts due."""
     steps = {item.name: item for pack in packs().values() for step in pack for item in step.parts}
-    norm, facts = steps["tests/kernels/gpu/test_norm.py"], steps["kill facts"]
+    norm, facts = steps["tests/kernels/gpu/layers/test_norm.py"], steps["kill facts"]
     assert not any(name.startswith(("scheduler_svc", "keeper_svc")) for name in norm.code)
     assert {"scheduler_svc", "common"} <= set(norm.left_out)
     assert "keeper_svc" not in facts.left_out

@@ -6,11 +6,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
 
-SHOTS = Path(__file__).parents[2] / "build" / "page-shots"
+from tests import ROOT
+
+SHOTS = ROOT / "build" / "page-shots"
 WIDE, NARROW = 1280, 390
 KEY = "baton.key"  # in sessionStorage (api.js)
 

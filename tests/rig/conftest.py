@@ -17,7 +17,7 @@ if IN_RIG:
 
     import torch
 
-    from tests.executor.conftest import Make, checkpoint  # noqa: F401  (a fixture)
+    from tests.executor_svc.conftest import Make, checkpoint  # noqa: F401  (a fixture)
     from tests.rig.stand_in import StandIn
 
     torch.cuda.init()

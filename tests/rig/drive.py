@@ -18,7 +18,7 @@ from common.step_result import ResultColumns
 from common.wire import IntArray
 from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.runner import Runner
-from tests.executor.harness import Row, make_plan
+from tests.executor_svc.harness import Row, make_plan
 
 POISON = 0x77777777
 """What a pinned buffer holds in the rig until the copy to it is done."""

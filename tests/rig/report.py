@@ -31,7 +31,7 @@ from common.plan import ExecutorLimits, PlanColumns, parse_plan
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.runner import Runner
 from executor_svc.startup import start_executor
-from tests.executor.harness import Row, make_plan
+from tests.executor_svc.harness import Row, make_plan
 from tests.rig import build
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn

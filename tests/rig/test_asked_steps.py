@@ -15,9 +15,9 @@ from common import messages as m
 from common.plan import PlanColumns, parse_plan
 from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.graphs import StepGraphs
-from tests.executor import harness
-from tests.executor.conftest import Make
-from tests.executor.harness import Row, make_plan
+from tests.executor_svc import harness
+from tests.executor_svc.conftest import Make
+from tests.executor_svc.harness import Row, make_plan
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
 

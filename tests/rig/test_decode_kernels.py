@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from executor_svc.devices.gpu import FEW_ROWS
-from tests.executor import harness
+from tests.executor_svc import harness
 from tests.rig.stand_in import StandIn, read_launches
 
 FIRST = "qk_norm_rope_store_kernel"

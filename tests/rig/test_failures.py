@@ -18,7 +18,7 @@ from executor_svc.runner import runner as runner_module
 from executor_svc.service import step_loop
 from executor_svc.service.step_loop import QueuedPlan, StepAnswer, StepLoop
 from executor_svc.startup import start_executor
-from tests.executor import harness
+from tests.executor_svc import harness
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
 

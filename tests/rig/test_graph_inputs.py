@@ -18,7 +18,7 @@ from common.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 from executor_svc.runner.runner import Runner
 from executor_svc.runner.trial_plans import trial_plan
 from executor_svc.staging.batch import stage
-from tests.executor import harness
+from tests.executor_svc import harness
 from tests.rig.graph_memory import in_graph_pools, not_held
 from tests.rig.stand_in import Launch, StandIn, read_launches
 

@@ -20,8 +20,8 @@ from executor_svc.runner import runner as runner_module
 from executor_svc.runner.asked_steps import PendingStep
 from executor_svc.runner.trial_plans import asking, asking_of_prompts, trial_plan
 from executor_svc.staging import asked as asked_staging
-from tests.executor import harness
-from tests.executor.conftest import Make
+from tests.executor_svc import harness
+from tests.executor_svc.conftest import Make
 from tests.rig import build
 from tests.rig.drive import POISON, random_plans, serve
 from tests.rig.graph_memory import not_held

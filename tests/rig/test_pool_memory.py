@@ -18,8 +18,8 @@ from executor_svc.devices.cuda_memory import CudaMemory
 from executor_svc.devices.cuda_weights import CudaWeights
 from executor_svc.keeper.pool_memory import Span
 from executor_svc.options import ExecutorOptions
-from tests.executor import harness
-from tests.executor.kept import Keeper, obtain
+from tests.executor_svc import harness
+from tests.executor_svc.kept import Keeper, obtain
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
 

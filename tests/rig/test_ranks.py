@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.executor.conftest import Make
+from tests.executor_svc.conftest import Make
 from tests.rig.rank import STEPS
 
 WAIT_S = 240

@@ -1,13 +1,13 @@
-"""The steps whose values `tests/executor/test_recorded_steps.py` checks, here for their calls."""
+"""The steps whose values `tests/executor_svc/devices/test_recorded_steps.py` checks, here for their calls."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.executor import harness
-from tests.executor.conftest import Make
-from tests.executor.recorded import OPTIONS, record
+from tests.executor_svc import harness
+from tests.executor_svc.conftest import Make
+from tests.executor_svc.recorded import OPTIONS, record
 from tests.rig.drive import serve
 from tests.rig.stand_in import StandIn
 

@@ -15,8 +15,8 @@ from common.errors import BatonError
 from executor_svc.devices.attention_choice import FLASH_ATTN, TRITON
 from executor_svc.options import ExecutorOptions
 from executor_svc.startup import start_executor
-from tests.executor import harness
-from tests.executor.conftest import Make
+from tests.executor_svc import harness
+from tests.executor_svc.conftest import Make
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
 

@@ -15,9 +15,9 @@ from executor_svc.runner import graphs
 from executor_svc.runner.graphs import StepGraphs
 from executor_svc.runner.runner import Runner
 from executor_svc.runner.trial_plans import asking_of_prompts, trial_plan
-from tests.executor import harness
-from tests.executor.conftest import Make
-from tests.executor.harness import Row, make_plan
+from tests.executor_svc import harness
+from tests.executor_svc.conftest import Make
+from tests.executor_svc.harness import Row, make_plan
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
 

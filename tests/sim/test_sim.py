@@ -5,17 +5,16 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests import ROOT
 from tests.sim import cli
 from tests.sim.cli import how_to_replay, main, run_seeds
 from tests.sim.profiles import EVERYTHING, LIBRARIES
 from tests.sim.simulation import simulate
 
-ROOT = Path(__file__).parents[2]
 RANGES, RUNS_A_RANGE = 9, 70
 WIDE_PROFILES = ("everything", "files", "flood", "grammars", "keepers", "tasks")  # each fault is common in one
 CASES = [

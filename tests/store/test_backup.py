@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -22,10 +21,9 @@ from scheduler_svc.store.database import FILE_NAME, connect
 from scheduler_svc.store.errors import StoreBusy, StoreDamaged, StoreError
 from scheduler_svc.store.open_store import OpenStore
 from scheduler_svc.store.schema import STEPS
+from tests import ROOT
 from tests.store import rows
 from tests.support.other_user import UID, command_as, folder_of_all, needs_root
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

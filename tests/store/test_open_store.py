@@ -12,10 +12,9 @@ from scheduler_svc.store import check, responses
 from scheduler_svc.store.database import MARK_NAME, connect
 from scheduler_svc.store.errors import StoreError
 from scheduler_svc.store.open_store import OpenStore
+from tests import ROOT
 from tests.store.rows import response
 from tests.support.eventually import eventually
-
-ROOT = Path(__file__).parents[2]
 
 
 class Asked:

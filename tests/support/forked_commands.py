@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests import ROOT
 from tests.support.plain_rights import with_plain_rights
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
 
 

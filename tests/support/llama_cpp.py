@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from common.gguf import read_gguf
+from tests import ROOT
 
 PACKAGE = "llama-cpp-python==0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-BUILD = Path(__file__).parents[2] / "build"
+BUILD = ROOT / "build"
 MODELS = BUILD / "llama.cpp"
 DOWNLOAD_MAY_TAKE_S = 120
 HINT = f"the source of {PACKAGE} cannot be had: `pip download` gets its 77 MB from PyPI, into {MODELS}"

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from scheduler_svc.client.processes.named_models import NAMED_MODELS, fetch_model, find_model
+from tests import ROOT
 
 SMOLLM2 = NAMED_MODELS["smollm2"]
-FOLDER = Path(__file__).parents[2] / "build" / "models"
+FOLDER = ROOT / "build" / "models"
 PAGE = """\
 Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and
 dedicated to the proposition that all men are created equal.

@@ -6,7 +6,7 @@ one that is written again so that the older part of the journal can be deleted.
 
 The records are a format of their own: they hold no struct of the wire, and their tags stay what they are when a class
 is renamed. A field is added at the end, with a default that says what records without it meant; `FORMAT_VERSION` is
-raised with it, and `version_of` says which records need it. `tests/scheduler/journals/` has a journal of each version,
+raised with it, and `version_of` says which records need it. `tests/server/journals/` has a journal of each version,
 which every later tree has to load.
 """
 

@@ -8,12 +8,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
+
 HALVES = (("attention",), ("layers", "experts", "sampling"))  # of the kernels: two processes compile them
-ROOT = Path(__file__).parents[3]
 ARCHS = (80, 90, 100)
 OF_LITTLE = {"_log_probs_kernel"}  # reads a few segments of a row, a token a thread
 

@@ -3,17 +3,16 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests import ROOT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_runs_kernels_is_chosen_where_they_are_compiled(compiled: bool) -> None:
-    files = [f"tests/kernels/gpu/test_{name}.py" for name in ("block_tables", "rope_store")]
+    files = [f"tests/kernels/gpu/{name}.py" for name in ("attention/test_block_tables", "layers/test_rope_store")]
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q", "-m", "gpu", *files]
     environment = {**os.environ, "TRITON_INTERPRET": "0" if compiled else "1"}
     done = subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)

@@ -4,11 +4,11 @@ import base64
 import json
 import re
 import zlib
-from pathlib import Path
 
+from tests import ROOT
 from tests.page.contract.told import EVENTS, LIFE, WORDS, events, life, words
 
-DOC = (Path(__file__).parents[3] / "docs" / "page.md").read_text()
+DOC = (ROOT / "docs" / "page.md").read_text()
 
 
 def parsed(text: str) -> list[tuple[str, object]]:

@@ -1,0 +1,149 @@
+"""SmolLM2-135M-Instruct, trained and quantized by others: its scores and tokens are those of transformers."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+import torch
+
+from common.model_reading import MAX_TOKENIZER_BYTES, read_model_file
+from executor_svc.model.gguf_checkpoint import GgufCheckpoint
+from tests import ROOT
+from tests.executor_svc.harness import Driver, Pool, Row, logits, needs_cpp, start
+from tests.support.real_model import PAGE, reference, smollm2
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = (
+    "The capital of France is",
+    "Water boils at",
+    "def fibonacci(n):\n",
+    "Once upon a time",
+    "1, 2, 3, 4,",
+    "Dear Sir or Madam,",
+    "The opposite of hot is",
+    "Roses are red,",
+    "SELECT name FROM",
+    "In 1969, humans first",
+    "A recipe for pancakes:",
+    "Photosynthesis is the process",
+    "To be, or not to be,",
+    "The largest planet is",
+    "import numpy as np\n",
+    "Dogs and cats are",
+    "My favourite book is",
+    "The three primary colours are",
+    "E = mc^2 means that",
+    "Bonjour, je m'appelle",
+)
+PERPLEXITIES = {  # of the page, float32; transformers finds the same
+    "F32": 15.9966,
+    "F16": 15.9905,
+    "BF16": 16.0468,
+    "Q8_0": 15.8673,
+    "Q4_0": 26.5890,
+    "Q4_1": 17.2508,
+    "Q5_0": 18.1505,
+    "Q5_1": 21.5496,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return smollm2()
+
+
+def tokens_of(model: Path, *texts: str) -> list[list[int]]:
+    content = read_model_file(model / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    assert content is not None
+    tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def scores(model: Path, tokens: list[int], **options: Any) -> torch.Tensor:
+    """The log-probability of each token but the first, after those before it."""
+    runner, limits = start(model, num_blocks=128, max_model_len=2048, max_num_seqs=32, **options)
+    table = Pool(128, 16).grow([], len(tokens))
+    found = logits(runner, [Row(0, tokens, len(tokens), table)], limits)
+    return of_tokens(found, tokens)
+
+
+def of_tokens(found: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    return found.float().log_softmax(-1)[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).flatten()
+
+
+@torch.inference_mode()
+def expected_logits(model: Path, tokens: list[int]) -> torch.Tensor:
+    found: torch.Tensor = reference(model)(torch.tensor([tokens])).logits[0]
+    return found
+
+
+def test_every_log_probability_of_a_page(model: Path) -> None:
+    (tokens,) = tokens_of(model, PAGE)
+    assert len(tokens) > 400
+    runner, limits = start(model, num_blocks=128, max_model_len=2048, max_num_seqs=32)
+    found = logits(runner, [Row(0, tokens, len(tokens), Pool(128, 16).grow([], len(tokens)))], limits)
+    expected = expected_logits(model, tokens)
+    assert (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < 1e-3
+
+
+def test_greedy_tokens(model: Path) -> None:
+    """Each is the likeliest one after those before it, which is what transformers would generate."""
+    prompts = tokens_of(model, *PROMPTS)
+    runner, limits = start(model, num_blocks=256, max_model_len=2048)
+    for some, length in ((prompts, 32), (prompts[3:4], 200)):
+        for prompt, found in zip(some, Driver(runner, limits, chunk=3).generate(some, length), strict=True):
+            expected = expected_logits(model, prompt + found[:-1])[len(prompt) - 1 :].argmax(-1)
+            assert found == expected.tolist()
+
+
+def perplexity(log_probs: torch.Tensor) -> float:
+    return math.exp(-float(log_probs.double().mean()))
+
+
+@needs_cpp
+def test_perplexity_in_bfloat16(model: Path) -> None:
+    """Of 6,000 tokens: of fewer, what roundings do to each token does not even out, for transformers neither."""
+    texts = (path.read_text() for path in (ROOT / "LICENSE", *sorted((ROOT / "docs").glob("*.md"))[:3]))
+    exact, found = [], []
+    for tokens in (of_text[:1500] for of_text in tokens_of(model, *texts)):
+        exact.append(of_tokens(expected_logits(model, tokens), tokens))
+        found.append(scores(model, tokens, dtype="bfloat16"))
+    assert len(torch.cat(exact)) > 5500
+    assert perplexity(torch.cat(found)) == pytest.approx(perplexity(torch.cat(exact)), rel=0.002)
+
+
+@pytest.mark.parametrize(("kind", "expected"), PERPLEXITIES.items())
+def test_perplexity_of_each_type(model: Path, tmp_path: Path, kind: str, expected: float) -> None:
+    """Stored anew in each type that `gguf` can make: weights are its values, and the model is as good as they are."""
+    path = stored_as(model, tmp_path / "SmolLM2.gguf", kind)
+    values = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.3.ffn_down.weight"]
+    with GgufCheckpoint(path) as checkpoint:
+        found = checkpoint.read("model.layers.3.mlp.down_proj.weight").float().numpy()
+    assert np.array_equal(found, gguf.quants.dequantize(values.data, values.tensor_type))
+    (tokens,) = tokens_of(path, PAGE)
+    assert perplexity(scores(path, tokens)) == pytest.approx(expected, rel=1e-4)
+
+
+def stored_as(model: Path, path: Path, kind: str) -> Path:
+    """The model with its matrices in another type."""
+    source = gguf.GGUFReader(model)
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, field in source.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            of_items = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], of_items)
+    for tensor in source.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        chosen = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
+        stored = gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), chosen)
+        writer.add_tensor(tensor.name, stored, raw_dtype=chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,0 +1,171 @@
+"""A stream of Anthropic's events that breaks off anywhere, any number of times, and goes on after the last event that
+came: all events together are those of one stream, and they build up the message that comes whole."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common import messages as m
+from scheduler_svc.frontend.answers import events as answer_events
+from scheduler_svc.frontend.answers import numbered_events
+from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from scheduler_svc.frontend.answers.event_ids import Position
+from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
+from scheduler_svc.frontend.answers.messages_api.events import MessageEvents, whole_message
+from scheduler_svc.frontend.answers.openai_objects import to_json
+from scheduler_svc.frontend.errors import ApiError
+from scheduler_svc.frontend.link.delta_queue import DeltaQueue
+from scheduler_svc.frontend.parsing.message import MessageRules
+from tests.frontend.http.test_streaming import EOS, NUM_PROMPT_TOKENS, TOKENIZER, Sequence, Service
+from tests.frontend.messages import is_object
+from tests.support.effort import examples
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "🦊é\\n", "b": [1]}}\n</tool_call>'
+SEGMENTS = [
+    *("one", " two", "🦊", "月", "\n", "<think>\n", "I look.", "\n</think>\n\n", "</think>", CALL, CALL[:-30]),
+    *('<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>', "\n<tool_call>", "</tool_call>", "<to"),
+]
+TEXTS = st.lists(st.sampled_from(SEGMENTS), max_size=8).map("".join)
+STOPS = st.lists(st.sampled_from(["two", "🦊é", "🦊月", "look", "\n\n", "e t"]), max_size=2, unique=True)
+RULES = st.builds(
+    MessageRules,
+    thought=st.sampled_from(["none", "open", "may_open"]),
+    calls=st.sampled_from(["none", "hermes"]),
+    is_one_call=st.booleans(),
+)
+
+
+@dataclass
+class Seen:
+    """What a client has of all its connections."""
+
+    last_event_id: str = ""
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.events) and self.events[-1][0] == "message_stop"
+
+    def take(self, event: bytes) -> None:
+        """One event of the stream."""
+        fields = dict(line.split(": ", 1) for line in event.decode().split("\n"))
+        assert list(fields) == ["event", "data", "id"]
+        assert not self.is_done
+        assert int(fields["id"]) == len(self.events)
+        self.last_event_id = fields["id"]
+        data = json.loads(fields["data"])
+        assert data["type"] == fields["event"]
+        self.events.append((fields["event"], data))
+
+    def message(self) -> dict[str, Any]:
+        """What the events build up; calls have the JSON of their inputs."""
+        message: dict[str, Any] = {}
+        for name, data in self.events:
+            match name:
+                case "message_start":
+                    message = data["message"]
+                case "content_block_start":
+                    assert data["index"] == len(message["content"])
+                    message["content"].append(data["content_block"] | {"json": "", "is_open": True})
+                case "content_block_delta":
+                    block = message["content"][data["index"]]
+                    assert block["is_open"]
+                    for key, new in data["delta"].items():
+                        if key != "type":
+                            block[key.replace("partial_json", "json")] += new
+                case "content_block_stop":
+                    assert message["content"][data["index"]].pop("is_open")
+                case "message_delta":
+                    message |= data["delta"]
+                    message["usage"] = data["usage"]
+        return message
+
+
+def service(context: AnswerContext, tokens: list[int], reason: m.FinishReason) -> Service:
+    return Service(context, [Sequence([*tokens, *([EOS] if reason == "stop" else [])], reason, 0, [5], 0)], [[5]])
+
+
+async def whole(context: AnswerContext, tokens: list[int], reason: m.FinishReason) -> dict[str, Any]:
+    """The message as it comes where no stream was asked for."""
+    queue = DeltaQueue(lambda _: None, lambda _: None, is_streamed=True, is_resumable=False)
+    queue.add("0", 0, 1)
+    spec = AnswerSpec("id", context, NUM_PROMPT_TOKENS, Position.start(1))
+    with Generation(queue, TOKENIZER, spec) as generation:
+        for delta in service(context, tokens, reason).sequences[0].deltas("0", 0, [7]):
+            queue.put(delta)
+        return json.loads(to_json(await whole_message(generation)))
+
+
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
+@given(text=TEXTS, stop=STOPS, rules=RULES, hides_thought=st.booleans(), fills_window=st.booleans(), data=st.data())
+def test_a_stream_that_breaks_anywhere(
+    text: str, stop: list[str], rules: MessageRules, hides_thought: bool, fills_window: bool, data: st.DataObject
+):
+    context = AnswerContext(
+        kind="message",
+        created=1,
+        model="m",
+        num_prompts=1,
+        n=1,
+        stop=tuple(stop),
+        include_usage=True,
+        is_resumable=True,
+        message=rules,
+        hides_thought=hides_thought,
+        fills_window=fills_window,
+    )
+    tokens = TOKENIZER.encode([text], add_special_tokens=False)[0]
+    reason = data.draw(st.sampled_from(["stop", "length"]))
+    undisturbed = Seen()
+    asyncio.run(service(context, tokens, reason).read(undisturbed, [1000], 10**9))
+    assert undisturbed.is_done
+    seen, broken = Seen(), service(context, tokens, reason)
+    with pytest.MonkeyPatch.context() as patch:
+        most_bytes = data.draw(st.sampled_from([0, 700, 2**16]))
+        patch.setattr(answer_events, "MAX_BYTES_AT_ONCE", most_bytes)
+        patch.setattr(numbered_events, "MAX_BYTES_AT_ONCE", most_bytes)
+        for _ in range(400):
+            sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+            asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 12))))
+            if seen.is_done:
+                break
+    assert seen.events == undisturbed.events
+    at_once = asyncio.run(whole(context, tokens, reason))
+    built = undisturbed.message()
+    for block in built["content"]:
+        arguments = block.pop("json")
+        if block["type"] == "tool_use":
+            block["input"] = object_in(arguments)
+    assert built == at_once
+
+
+def object_in(text: str) -> dict[str, Any]:
+    return json.loads(text) if is_object(text) else {"INVALID_JSON": text}
+
+
+def test_a_failure_has_no_number_and_is_told_wherever_it_comes():
+    context = AnswerContext(
+        kind="message",
+        created=1,
+        model="m",
+        num_prompts=1,
+        n=1,
+        stop=(),
+        include_usage=True,
+        is_resumable=True,
+    )
+    for after in (-1, 0, 1000):
+        events = MessageEvents("id", context, 5, has_ids=True, after=after)
+        told = events.failed(ApiError(503, "lost \ud800", code="capacity_lost", retry=True)).decode()
+        *first, failure, rest = told.split("\n\n")
+        assert len(first) == (after < 0)
+        assert not rest
+        name, data = failure.split("\n")
+        assert name == "event: error"
+        assert msgspec.json.decode(data.removeprefix("data: "))["error"]["type"] == "overloaded_error"
