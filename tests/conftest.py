@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import effort, gpu
+from tests.support import effort, file_times, gpu
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -33,6 +33,16 @@ os.environ["BATON_KEYS_DIR"] = os.environ["XDG_STATE_HOME"]
 # Where executors look for a keeper if no option says: not where the user's own one listens.
 os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="baton-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options of this project's tests."""
+    file_times.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count the CPU time of each file."""
+    config.pluginmanager.register(file_times.FileTimes(config.getoption("--file-bound")), "file-times")
 
 
 @pytest.hookimpl(tryfirst=True)
