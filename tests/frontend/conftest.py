@@ -7,8 +7,8 @@ import pytest
 
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import FakeCore
-from tests.frontend.harness import Frontend, running_frontend
+from tests.support.fake_core import FakeCore
+from tests.support.frontend_process import Frontend, running_frontend
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 from common import messages as m
 from scheduler_svc.frontend.link.core_link import CoreLink
-from tests.frontend.fake_core import FakeCore, Script, echo, int32
+from tests.support.fake_core import FakeCore, Script, echo, int32
 
 PARAMS = m.SamplingParams(max_tokens=5)
 HELLO_INTERVAL_S = 0.1

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from tests.frontend.harness import Frontend
+from tests.support.frontend_process import Frontend
 
 
 class Event(NamedTuple):

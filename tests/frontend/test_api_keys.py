@@ -23,9 +23,9 @@ from scheduler_svc.frontend.requests.schemas import CompletionRequest
 from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.kv_event_options import salt_of_group
-from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 from tests.support.clock import Clock
 from tests.support.eventually import eventually
+from tests.support.frontend_process import COMPLETION, assert_openai_shape, running_frontend
 from tests.support.other_user import needs_root
 
 ALICE, BOB = new_key(), new_key()

@@ -18,10 +18,10 @@ import openai
 import pytest
 
 from common import messages as m
-from tests.frontend.fake_core import REPORT, FakeCore, Step, say, silence
-from tests.frontend.harness import MODEL, REPOSITORY, Frontend, running_frontend
 from tests.frontend.sse import events_after, events_in, events_of, text_of
 from tests.support.eventually import eventually
+from tests.support.fake_core import REPORT, FakeCore, Step, say, silence
+from tests.support.frontend_process import MODEL, REPOSITORY, Frontend, running_frontend
 from tests.support.processes import is_running
 
 STREAM = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2000}

@@ -14,10 +14,10 @@ from scheduler_svc.core.requests import retention
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.server.journal import Journal
-from tests.frontend.harness import MODEL, Frontend
 from tests.frontend.sse import Event, events_after, events_in, events_of, text_of
 from tests.support.core import FakeExecutor, RunningCore, running_core
 from tests.support.eventually import eventually
+from tests.support.frontend_process import MODEL, Frontend
 from tests.support.hello import LIMITS
 from tests.support.oracle import expected_output
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from scheduler_svc.api_key_file import new_key
-from tests.frontend.harness import running_frontend
+from tests.page.other_pages import NO_ICON, SEND_FORM, UPLOAD, files, other_service, say
 from tests.page.talking import Talk
-from tests.page.test_foreign_pages import NO_ICON, SEND_FORM, UPLOAD, files, other_service, say
+from tests.support.frontend_process import running_frontend
 
 USER, PASSWORD = "reader", "secret"
 BASIC = f"Basic {base64.b64encode(f'{USER}:{PASSWORD}'.encode()).decode()}"

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from scheduler_svc.frontend.http.page_files import INDEX, PAGE_HEADERS, POLICY, read_page_files
-from tests.frontend.harness import assert_openai_shape, running_frontend
+from tests.support.frontend_process import assert_openai_shape, running_frontend
 
 MAX_BYTES = 100_000  # of all files together, as they are sent: a phone on a slow line has them within seconds
 FILES = read_page_files()

@@ -25,12 +25,12 @@ from scheduler_svc.client.responses.show import item_line, settle
 from scheduler_svc.store import responses as store
 from scheduler_svc.store.database import connect
 from scheduler_svc.store.records import StoredResponse
-from tests.frontend.answers.test_message_text import EOS, TOKENIZER, ids
-from tests.frontend.fake_core import FakeCore, delta, outputs, say, silence, tokens_of
-from tests.frontend.harness import REPOSITORY, Frontend
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.support.chat_templates import QWEN3_LIKE
 from tests.support.cuttable_proxy import CuttableProxy
+from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, delta, outputs, say, silence, tokens_of
+from tests.support.frontend_process import REPOSITORY, Frontend
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 TAIL = ("completed_at", "error", "incomplete_details", "usage")

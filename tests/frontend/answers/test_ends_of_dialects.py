@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from common.model_files import DEMO_MODEL_DIR
-from tests.frontend.answers.test_message_text import EOS, TOKENIZER, ids
-from tests.frontend.fake_core import FakeCore, say
-from tests.frontend.harness import Frontend, running_frontend
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.support.chat_templates import QWEN3_LIKE
+from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
+from tests.support.fake_core import FakeCore, say
+from tests.support.frontend_process import Frontend, running_frontend
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -6,17 +6,15 @@ import pytest
 
 from common import messages as m
 from common.errors import RequestRejected
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers import delta_parts
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import int32
+from tests.support.demo_tokenizer import TOKENIZER
+from tests.support.fake_core import int32
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 ONE, TWO, THREE = (TOKENIZER.encode([word], add_special_tokens=False)[0] for word in ("one", " two", " three"))
 
 

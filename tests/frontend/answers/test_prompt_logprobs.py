@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers import delta_parts, prompt_part
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import Piece
@@ -23,8 +22,10 @@ from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import (
+from tests.frontend.sse import events_after, events_of, text_of
+from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
+from tests.support.effort import examples
+from tests.support.fake_core import (
     FakeCore,
     Step,
     delta,
@@ -38,17 +39,9 @@ from tests.frontend.fake_core import (
     say,
     tokens_of,
 )
-from tests.frontend.harness import COMPLETION, MODEL, Frontend
-from tests.frontend.sse import events_after, events_of, text_of
-from tests.support.effort import examples
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
-EOS = TOKENIZER.eos_token_ids[0]
 NAMES = "tokens", "token_logprobs", "top_logprobs", "text_offset"
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER.encode([text], add_special_tokens=False)[0]
 
 
 STORY = ids("Once 🦊 upon")

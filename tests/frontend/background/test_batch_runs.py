@@ -38,8 +38,8 @@ from scheduler_svc.store.errors import QuotaExceeded
 from scheduler_svc.store.records import OPEN_BATCH
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
-from tests.frontend.fake_core import REPORT, delta, echo, outputs, refuse, silence, tokens_of
 from tests.frontend.links import in_event_loop, linked_core, until
+from tests.support.fake_core import REPORT, delta, echo, outputs, refuse, silence, tokens_of
 from tests.support.status_reports import executor_status
 
 URL = "/v1/completions"

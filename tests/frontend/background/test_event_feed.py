@@ -10,10 +10,10 @@ from scheduler_svc.frontend.answers.responses.events import BEGINNING, NEVER, Re
 from scheduler_svc.frontend.background.event_feed import MAX_UNREAD_BYTES, EventFeed
 from scheduler_svc.frontend.background.response_run import ResponseRun
 from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
-from tests.frontend.answers.responses.test_events import ID, context_of, events_in, spec_of
-from tests.frontend.answers.test_message_text import TOKENIZER, ids
-from tests.frontend.fake_core import int32
+from tests.frontend.answers.responses.told import ID, context_of, events_in, spec_of
 from tests.frontend.links import in_event_loop, until
+from tests.support.demo_tokenizer import TOKENIZER, ids
+from tests.support.fake_core import int32
 
 WORDS = ids(" ".join(["one two three four five six seven"] * 20))
 

@@ -12,10 +12,10 @@ from scheduler_svc.frontend.background import pace, worker
 from scheduler_svc.frontend.tracing.life_spans import Attributes
 from scheduler_svc.frontend.tracing.request_trace import Ending, NoSpans, Parent
 from scheduler_svc.frontend.tracing.tracing import Tracing
-from tests.frontend.answers.responses.test_events import ID, context_of
-from tests.frontend.background.test_worker import CORE_ID, WORDS, ended, keep, working
-from tests.frontend.fake_core import refuse, say
+from tests.frontend.answers.responses.told import ID, context_of
+from tests.frontend.background.working import CORE_ID, WORDS, ended, keep, working
 from tests.frontend.links import in_event_loop, linked_core, until
+from tests.support.fake_core import refuse, say
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -11,32 +11,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.background import pace, response_run, turns, worker
-from scheduler_svc.frontend.background.__main__ import make_batches
 from scheduler_svc.frontend.background.token_log import TokenLog
-from scheduler_svc.frontend.background.worker import Worker
-from scheduler_svc.frontend.link.core_link import CoreLink
-from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
-from scheduler_svc.frontend.tracing.tracing import Tracing
-from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.store import owners, responses
 from scheduler_svc.store.database import connect
 from scheduler_svc.store.records import StoredResponse
 from scheduler_svc.store.store_thread import StoreThread
-from scheduler_svc.store_options import StoreOptions
-from tests.frontend.answers.responses.test_events import ID, context_of, spec_of
-from tests.frontend.answers.test_message_text import TOKENIZER, ids
-from tests.frontend.fake_core import FakeCore, int32, refuse, say, silence
+from tests.frontend.answers.responses.told import ID
+from tests.frontend.background.working import CORE_ID, WORDS, Keys, ended, keep, stored, working
 from tests.frontend.links import in_event_loop, linked_core, until
-from tests.store.rows import get_response
-
-WORDS = ids("one two three four five six seven")
-CORE_ID = f"{ID}-0"
+from tests.support.fake_core import FakeCore, refuse, say, silence
 
 
 @pytest.fixture(autouse=True)
@@ -47,74 +34,6 @@ def at_once(monkeypatch):
     monkeypatch.setattr(worker, "TURN_S", 0.01)
     monkeypatch.setattr(pace, "FIRST_REST_S", 0.01)
     monkeypatch.setattr(pace, "LONGEST_REST_S", 0.05)
-
-
-class Keys(ApiKeys):
-    """Keys of all whom nobody has taken theirs: ids that are names, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken: set[str] = set()
-
-    def of_id(self, client_id: str) -> ApiClient | None:
-        if client_id in self.taken:
-            return None
-        rights = {"is_admin": False, "may_read_status": False, "tokens_per_minute": 7, "weight": 2.5}
-        return ApiClient(client_id, f"{client_id}'s name", 9, **rights)
-
-
-@asynccontextmanager
-async def working(
-    link: CoreLink, folder: Path, tracing: Tracing | None = None, keys: ApiKeys | None = None
-) -> AsyncIterator[tuple[Worker, StoreThread]]:
-    store = StoreThread(folder / "store")
-    options = FrontendOptions(("m",))
-    keys = keys or Keys()
-    batches = make_batches(link, TOKENIZER, options, store, StoreOptions(folder / "store"), keys)
-    made = Worker(link, TOKENIZER, store, batches, keys, tracing)
-    task = asyncio.create_task(made.run())
-    try:
-        yield made, store
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        store.close()
-
-
-async def keep(
-    store: StoreThread,
-    work: bytes | None = None,
-    *,
-    owner: str = "",
-    response_id: str = ID,
-    stop: tuple[str, ...] = (),
-    context: bytes | None = None,
-) -> None:
-    """A response that waits for the worker."""
-    submit = m.Submit(
-        request_id=f"{response_id}-0",
-        prompt=int32([1, 2, 3]),
-        params=m.SamplingParams(max_tokens=50),
-        context=context_of(stop=stop).encode() if context is None else context,
-        stream=True,
-        is_resumable=True,
-    )
-    spec = replace(spec_of(), response_id=response_id)
-    work = BackgroundWork(WORK_VERSION, spec, submit).encode() if work is None else work
-    facts = {"is_background": True, "previous_id": None, "head": spec.head, "input_items": b"[]", "work": work}
-    await store.run(owner, responses.add, StoredResponse(owner, response_id, "queued", time.time(), None, **facts))
-
-
-async def stored(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
-    return await store.run(owner, get_response, owner, response_id, time.time())
-
-
-async def ended(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
-    """The response, once it has."""
-    async with asyncio.timeout(10):
-        while (record := await stored(store, owner, response_id)).status in ("queued", "in_progress"):
-            await asyncio.sleep(0.01)
-    return record
 
 
 def text_of(record: StoredResponse) -> str:

@@ -16,9 +16,9 @@ from scheduler_svc.frontend.grammars import checker_process
 from scheduler_svc.frontend.grammars import compiler as compiler_module
 from scheduler_svc.frontend.grammars.compiler import MAX_REASON_CHARS, GrammarCompiler
 from scheduler_svc.frontend.grammars.spec import Checked, GrammarSpec
-from tests.frontend.harness import COMPLETION, running_frontend
 from tests.frontend.links import in_event_loop
 from tests.support.eventually import eventually
+from tests.support.frontend_process import COMPLETION, running_frontend
 
 OBJECT = GrammarSpec("json", '{"type": "object"}')
 DEEP = GrammarSpec("grammar", "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(4000)) + '\nr4000: "a"')

@@ -15,10 +15,10 @@ from llguidance import LLMatcher, LLTokenizer
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers.messages_api.blocks import _input
-from tests.frontend.answers.test_message_text import EOS, TOKENIZER, ids
-from tests.frontend.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
-from tests.frontend.harness import Frontend, running_frontend
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.support.chat_templates import QWEN3_LIKE
+from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
+from tests.support.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
+from tests.support.frontend_process import Frontend, running_frontend
 
 MODEL = "thinker"
 KEY = "alpha"

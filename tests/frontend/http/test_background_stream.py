@@ -28,11 +28,11 @@ from scheduler_svc.frontend.storing.responses import ResponseStore
 from scheduler_svc.store import responses
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import WORKER_SOCKET, StoreOptions
-from tests.frontend.answers.responses.test_events import ID
-from tests.frontend.answers.test_message_text import TOKENIZER
-from tests.frontend.background.test_worker import CORE_ID, WORDS, ended, keep, working
-from tests.frontend.fake_core import refuse, say, silence
+from tests.frontend.answers.responses.told import ID
+from tests.frontend.background.working import CORE_ID, WORDS, ended, keep, working
 from tests.frontend.links import in_event_loop, linked_core, until
+from tests.support.demo_tokenizer import TOKENIZER
+from tests.support.fake_core import refuse, say, silence
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 OPENING = ["response.created", "response.queued", "response.in_progress"]

@@ -15,7 +15,7 @@ from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.http.callers import PROXY_HEADERS, Callers, client_address, host_name, served_hosts
 from scheduler_svc.frontend.requests.pooled_request import PooledRequest
 from scheduler_svc.frontend_options import FrontendOptions
-from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
+from tests.support.frontend_process import COMPLETION, assert_openai_shape, running_frontend
 
 ALLOWED = "baton.example"
 PAGE = "https://page.example"

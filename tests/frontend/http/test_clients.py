@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from scheduler_svc.api_key_file import ApiKey, client_id, digest, encode_key_file
-from tests.frontend.fake_core import REPORT, FakeCore, refuse
-from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape, running_frontend
 from tests.frontend.sse import events_after
 from tests.support.eventually import eventually
+from tests.support.fake_core import REPORT, FakeCore, refuse
+from tests.support.frontend_process import COMPLETION, Frontend, assert_openai_shape, running_frontend
 from tests.support.status_reports import executor_status
 
 KEYS = [

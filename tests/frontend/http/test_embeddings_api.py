@@ -33,7 +33,9 @@ from scheduler_svc.frontend.requests.pooling_model import (
 )
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
-from tests.frontend.fake_core import (
+from tests.frontend.links import in_event_loop
+from tests.support.eventually import eventually
+from tests.support.fake_core import (
     HIDDEN_SIZE,
     TASKS,
     FakeCore,
@@ -47,9 +49,7 @@ from tests.frontend.fake_core import (
     silence,
     tokens_of,
 )
-from tests.frontend.harness import MODEL, Frontend, assert_openai_shape, running_frontend
-from tests.frontend.links import in_event_loop
-from tests.support.eventually import eventually
+from tests.support.frontend_process import MODEL, Frontend, assert_openai_shape, running_frontend
 from tests.support.pooling_folders import END, make_embedder, make_reranker
 
 KEYS = [

@@ -7,9 +7,9 @@ import httpx
 import openai
 import pytest
 
-from tests.frontend.fake_core import FakeCore, delta, outputs, refuse
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, delta, outputs, refuse
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 TOOL = {"type": "function", "function": {"name": "f"}}

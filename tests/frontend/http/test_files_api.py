@@ -11,9 +11,9 @@ import pytest
 
 from scheduler_svc.frontend.http import files_api
 from scheduler_svc.store.database import connect
-from tests.frontend.harness import assert_openai_shape, running_frontend
 from tests.store.rows import add_file
 from tests.support.eventually import eventually
+from tests.support.frontend_process import assert_openai_shape, running_frontend
 
 KEYS = "alice-key,bob-key"
 MAX_FILE = 300_000

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
 
 
 @pytest.fixture(scope="module")

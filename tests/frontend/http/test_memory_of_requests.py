@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.frontend.fake_core import echo, say, silence
-from tests.frontend.harness import MODEL, Frontend, running_frontend
+from tests.support.fake_core import echo, say, silence
+from tests.support.frontend_process import MODEL, Frontend, running_frontend
 from tests.support.pooling_folders import make_embedder, make_reranker
 
 NUM_REQUESTS = 12

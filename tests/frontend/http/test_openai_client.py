@@ -12,9 +12,9 @@ from llguidance import LLMatcher, LLTokenizer
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import FakeCore, Step, delta, logprobs_of, outputs, say, tokens_of
-from tests.frontend.harness import MODEL, Frontend
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, Step, delta, logprobs_of, outputs, say, tokens_of
+from tests.support.frontend_process import MODEL, Frontend
 
 STORY = "Once upon a time, a naïve 🦊 met the moon. 月は綺麗ですね。"
 

@@ -13,11 +13,12 @@ from llguidance import LLMatcher, LLTokenizer
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
-from tests.frontend.answers.test_message_text import ANSWER, EOS, TOKENIZER, ids
-from tests.frontend.fake_core import FakeCore, say, tokens_of
-from tests.frontend.harness import Frontend, running_frontend
+from tests.frontend.answers.texts import ANSWER
 from tests.frontend.sse import Event, events_after, events_of
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.support.chat_templates import QWEN3_LIKE
+from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
+from tests.support.fake_core import FakeCore, say, tokens_of
+from tests.support.frontend_process import Frontend, running_frontend
 
 MODEL = "thinker"
 USER = [{"role": "user", "content": "Rain?"}]

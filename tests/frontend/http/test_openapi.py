@@ -17,7 +17,7 @@ from scheduler_svc.frontend.http.traces import Traces
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend_options import FrontendOptions
-from tests.frontend.harness import MODEL, Frontend, running_frontend
+from tests.support.frontend_process import MODEL, Frontend, running_frontend
 
 DOCUMENT = document(needs_keys=True)
 SCHEMAS = DOCUMENT["components"]["schemas"]

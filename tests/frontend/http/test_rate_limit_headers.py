@@ -11,8 +11,8 @@ import pytest
 from common import messages as m
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from scheduler_svc.frontend.http.rate_limit_headers import duration
-from tests.frontend.fake_core import FakeCore, Step, delta, echo, outputs
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.fake_core import FakeCore, Step, delta, echo, outputs
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
 from tests.support.pooling_folders import make_reranker
 
 KEYS = [

@@ -16,9 +16,9 @@ from scheduler_svc.frontend.storing.responses import MAX_OPEN
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.store import responses
 from scheduler_svc.store.database import connect
-from tests.frontend.fake_core import FakeCore, say, tokens_of
-from tests.frontend.harness import MODEL, Frontend, assert_openai_shape, running_frontend
 from tests.store.rows import response
+from tests.support.fake_core import FakeCore, say, tokens_of
+from tests.support.frontend_process import MODEL, Frontend, assert_openai_shape, running_frontend
 
 HELLO = {"model": MODEL, "input": "hello there", "max_output_tokens": 7}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}

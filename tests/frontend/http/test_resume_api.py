@@ -7,10 +7,10 @@ import openai
 import pytest
 
 from common import messages as m
-from tests.frontend.fake_core import FakeCore, Step, delta, outputs, say, silence
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape
 from tests.frontend.sse import Event, events_after, events_in, events_of, text_of
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, Step, delta, outputs, say, silence
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape
 
 STREAM = COMPLETION | {"stream": True, "max_tokens": 1000}
 WORDS = list(range(300, 340))

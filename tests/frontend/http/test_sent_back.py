@@ -9,12 +9,11 @@ import pytest
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import FakeCore, say, tokens_of
-from tests.frontend.harness import Frontend, running_frontend
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.support.chat_templates import QWEN3_LIKE
+from tests.support.demo_tokenizer import TOKENIZER
+from tests.support.fake_core import FakeCore, say, tokens_of
+from tests.support.frontend_process import Frontend, running_frontend
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 WRITTEN = "call.arguments if call.arguments is string else call.arguments | tojson"
 WALKS = QWEN3_LIKE.replace(
     "{{- " + WRITTEN + " }}", "{%- for k, v in call.arguments|items %}{{ k }}={{ v }};{% endfor %}"

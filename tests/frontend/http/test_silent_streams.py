@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from common import messages as m
-from tests.frontend.fake_core import Step, delta, outputs, say
-from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape, running_frontend
 from tests.frontend.sse import events_of, text_of
+from tests.support.fake_core import Step, delta, outputs, say
+from tests.support.frontend_process import COMPLETION, Frontend, assert_openai_shape, running_frontend
 
 STREAM = COMPLETION | {"stream": True, "prompt": "hello"}
 COMMENT = ": keep-alive\n\n"

@@ -12,7 +12,7 @@ from common import __version__
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests import tokenization
 from scheduler_svc.frontend.requests.body import MAX_VALUES
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
 
 PAGE = "https://page.example"
 TEXT = "one 月 two"

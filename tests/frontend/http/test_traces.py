@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from scheduler_svc.frontend.link.request_counts import MAX_LABELS, RequestCounts
-from tests.frontend.fake_core import FakeCore, refuse
-from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, refuse
+from tests.support.frontend_process import COMPLETION, Frontend, assert_openai_shape
 
 OWN_ID = "trace-7/abc"
 

@@ -16,9 +16,9 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.wire import HEADER, MAX_MESSAGE_BYTES, Codec
 from scheduler_svc.frontend.link import core_link, queries
-from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
 from tests.frontend.links import HELLO_INTERVAL_S, PARAMS, in_event_loop, linked_core, running_link, submit, until
 from tests.support.eventually import eventually
+from tests.support.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
 
 
 @in_event_loop

@@ -8,7 +8,7 @@ from common import messages as m
 from common.errors import RequestRejected, WireError
 from scheduler_svc.frontend.link import delta_queue
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from tests.frontend.fake_core import delta, int32
+from tests.support.fake_core import delta, int32
 
 PARAMS = m.SamplingParams(max_tokens=5)
 

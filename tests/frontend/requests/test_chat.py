@@ -6,7 +6,6 @@ import json
 import pytest
 
 from common.errors import RequestRejected
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.parsing.message import MessageRules
 from scheduler_svc.frontend.requests.body import MAX_STRINGS, Parsed, parse_noting
@@ -22,10 +21,9 @@ from scheduler_svc.frontend.requests.tools import Function, Tool
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.support.chat_templates import QWEN3_LIKE
 from tests.support.chats import finished
-
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
+from tests.support.demo_tokenizer import TOKENIZER
 
 
 def with_template(source: str) -> Tokenizer:

@@ -12,8 +12,8 @@ from common.errors import RequestRejected
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.requests.chat_steps import ChatRenderer, Conversation
 from scheduler_svc.frontend.text.long_work import NUM_THREADS, WORTH_A_THREAD, LongWork
-from tests.frontend.harness import running_frontend
 from tests.frontend.links import in_event_loop
+from tests.support.frontend_process import running_frontend
 
 
 class Puppet:

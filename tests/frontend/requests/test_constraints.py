@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests import constraints as constraints_module
 from scheduler_svc.frontend.requests import limits
@@ -20,11 +19,11 @@ from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionReque
 from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
 from scheduler_svc.frontend.text.sampling_defaults import SamplingDefaults
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import tokens_of
 from tests.support.chats import finished
+from tests.support.demo_tokenizer import TOKENIZER, ids
 from tests.support.effort import examples
+from tests.support.fake_core import tokens_of
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 VOCAB = TOKENIZER.vocab_size
 
 
@@ -43,10 +42,6 @@ def refusal(ask=completion, **asked: object) -> ApiError:
         ask(**asked)
     assert caught.value.status == 400
     return caught.value
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER.encode([text], add_special_tokens=False)[0]
 
 
 OFF = {

@@ -25,8 +25,8 @@ from scheduler_svc.frontend.requests.scoring import tokenize_rerank, tokenize_sc
 from scheduler_svc.frontend.text.literal import encode_literally
 from scheduler_svc.frontend.text.long_work import WORTH_A_THREAD
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import tokens_of
 from tests.frontend.links import in_event_loop
+from tests.support.fake_core import tokens_of
 from tests.support.pooling_folders import make_reranker
 
 THINKING = """{%- for message in messages %}<|im_start|>{{ message.role }}

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.spec import GrammarSpec
@@ -17,8 +16,8 @@ from scheduler_svc.frontend.requests.structured import MAX_SPEC_BYTES
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.support.chats import finished
+from tests.support.demo_tokenizer import TOKENIZER
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 SCHEMA = {"type": "object", "properties": {"b": {"enum": [None, "é"]}, "a": {}}}
 TAGS = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": ""}], "triggers": ["<"]}
 

@@ -21,10 +21,10 @@ from scheduler_svc.frontend.text.token_bound import NFC_CONTRACTION, characters_
 from scheduler_svc.frontend.text.tokenizer import CHARACTERS_AT_ONCE, Tokenizer
 from tests.frontend.links import in_event_loop
 from tests.support.chats import finished
+from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.effort import examples
 
 MAX_LEN = 2048
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 QWEN_SPLIT = {
     "type": "Sequence",
     "pretokenizers": [

@@ -14,10 +14,10 @@ from common import messages as m
 from scheduler_svc.frontend.tracing.access_log import FIELDS
 from tests import ROOT
 from tests.frontend.collector import attributes, collecting
-from tests.frontend.fake_core import FakeCore, Step, delta, outputs, refuse, say, silence
-from tests.frontend.harness import MODEL, Frontend, running_frontend
-from tests.frontend.tracing.test_tracing import life
+from tests.frontend.tracing.lives import life
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, Step, delta, outputs, refuse, say, silence
+from tests.support.frontend_process import MODEL, Frontend, running_frontend
 
 KEY, SECRET = "sk-never-to-be-logged", "a secret prompt"
 PROXY = "127.0.0.1"

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tests.frontend.collector import attributes, collecting
-from tests.frontend.harness import MODEL, Frontend
 from tests.frontend.sse import events_in
 from tests.support.core import FakeExecutor, running_core
+from tests.support.frontend_process import MODEL, Frontend
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 100, "ignore_eos": True, "stream": True, "resumable": True}

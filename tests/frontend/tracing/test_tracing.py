@@ -11,9 +11,10 @@ import pytest
 
 from common import messages as m
 from tests.frontend.collector import Collector, Span, attributes, collecting
-from tests.frontend.fake_core import FakeCore, Step, echo, refuse, say, silence
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, running_frontend
+from tests.frontend.tracing.lives import life, slow_echo
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, refuse, say, silence
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, running_frontend
 from tests.support.pooling_folders import make_reranker
 
 RERANKER = "rank"
@@ -41,28 +42,6 @@ def shared_frontend(collector: Collector, tmp_path_factory) -> Iterator[Frontend
 @pytest.fixture(autouse=True)
 def _no_lives(core: FakeCore) -> None:
     core.tell_life = lambda request_id, now: ()
-
-
-def life(now: float, *, index: int = 0, cause: str = "length") -> m.SequenceLife:
-    """One that began 30 ms ago."""
-    where = {"executor": "gpu-0", "epoch": 7}
-    marks = [
-        m.Mark(at=now - 0.030, what="queued", tokens=3),
-        m.Mark(at=now - 0.025, what="admitted", tokens=3, cached=2, **where),
-        m.Mark(at=now - 0.025, what="prefill", tokens=1, **where),
-        m.Mark(at=now - 0.020, what="first_token", **where),
-        m.Mark(at=now - 0.015, what="lost", cause="timeout", **where),
-        m.Mark(at=now - 0.010, what="admitted", tokens=5, **where),
-        m.Mark(at=now - 0.008, what="resumed", **where),
-        m.Mark(at=now - 0.005, what="ended", tokens=4, cause=cause, **where),
-    ]
-    return m.SequenceLife(index=index, marks=marks, num_left_out=0, output=4)
-
-
-def slow_echo(submit: m.Submit) -> Iterator[Step]:
-    """Takes longer than `life`."""
-    yield 0.15
-    yield from echo(submit)
 
 
 def post(frontend: Frontend, path: str, body: object, **headers: str) -> httpx.Response:

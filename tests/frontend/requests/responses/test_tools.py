@@ -15,10 +15,10 @@ from pydantic import TypeAdapter
 from scheduler_svc.frontend.answers.responses.called_tool import CalledTool, CustomInput
 from scheduler_svc.frontend.answers.responses.events import ResponseSpec
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import FakeCore, say, tokens_of
-from tests.frontend.grammars.test_lark_pattern import APPLY_PATCH, PATCH
-from tests.frontend.harness import MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.frontend.grammars.apply_patch import APPLY_PATCH, PATCH
 from tests.support.effort import examples
+from tests.support.fake_core import FakeCore, say, tokens_of
+from tests.support.frontend_process import MODEL, Frontend, assert_openai_shape, running_frontend
 
 CODEX = json.loads((Path(__file__).parent / "codex.json").read_text())
 """First requests of a session of Codex 0.171.0, by the model's name, with shorter texts and fewer functions."""

@@ -15,8 +15,8 @@ import httpx
 import openai
 
 from tests import ROOT
-from tests.frontend.fake_core import FakeCore, Script, echo
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, Script, echo
 
 REPOSITORY = ROOT
 MODEL = "baton-demo"
