@@ -32,7 +32,8 @@ async def running_link(endpoint: str) -> AsyncIterator[CoreLink]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    """Return when the condition holds: soon where it will, so the limit is for those that never do."""
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -5,13 +5,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from common import messages as m
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.background.__main__ import make_batches
-from scheduler_svc.frontend.background.worker import Worker
+from scheduler_svc.frontend.background.pace import Rests
+from scheduler_svc.frontend.background.worker import Tempo, Worker
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
 from scheduler_svc.frontend.tracing.tracing import Tracing
@@ -21,20 +23,22 @@ from scheduler_svc.store.records import StoredResponse
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
 from tests.frontend.answers.responses.told import ID, context_of, spec_of
+from tests.frontend.links import linked_core
 from tests.store.rows import get_response
 from tests.support.demo_tokenizer import TOKENIZER, ids
-from tests.support.fake_core import int32
+from tests.support.fake_core import FakeCore, Script, echo, int32
 
 WORDS = ids("one two three four five six seven")
 CORE_ID = f"{ID}-0"
+SOON = Tempo(rests=Rests(first_s=0.01, longest_s=0.05), turn_s=0.01, retry_s=0.01, rescan_s=0.02)
 
 
 class Keys(ApiKeys):
     """Keys of all whom nobody has taken theirs: ids that are names, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *taken: str) -> None:
         super().__init__()
-        self.taken: set[str] = set()
+        self.taken = {*taken}
 
     def of_id(self, client_id: str) -> ApiClient | None:
         if client_id in self.taken:
@@ -45,13 +49,19 @@ class Keys(ApiKeys):
 
 @asynccontextmanager
 async def working(
-    link: CoreLink, folder: Path, tracing: Tracing | None = None, keys: ApiKeys | None = None
+    link: CoreLink,
+    folder: Path,
+    tracing: Tracing | None = None,
+    keys: ApiKeys | None = None,
+    tempo: Tempo = SOON,
+    store_thread: type[StoreThread] = StoreThread,
 ) -> AsyncIterator[tuple[Worker, StoreThread]]:
-    store = StoreThread(folder / "store")
+    """A worker that runs, and its store."""
+    store = store_thread(folder / "store")
     options = FrontendOptions(("m",))
     keys = keys or Keys()
     batches = make_batches(link, TOKENIZER, options, store, StoreOptions(folder / "store"), keys)
-    made = Worker(link, TOKENIZER, store, batches, keys, tracing)
+    made = Worker(link, TOKENIZER, store, batches, keys, tracing, tempo)
     task = asyncio.create_task(made.run())
     try:
         yield made, store
@@ -59,6 +69,15 @@ async def working(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         store.close()
+
+
+@asynccontextmanager
+async def worker_beside(
+    folder: Path, script: Script = echo, **how: Any
+) -> AsyncIterator[tuple[FakeCore, Worker, StoreThread]]:
+    """A fake core, and a worker that runs beside it, as `working` takes it."""
+    async with linked_core(folder, script) as (core, link), working(link, folder, **how) as (made, store):
+        yield core, made, store
 
 
 async def keep(
@@ -86,12 +105,13 @@ async def keep(
 
 
 async def stored(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
+    """The response as the store has it."""
     return await store.run(owner, get_response, owner, response_id, time.time())
 
 
 async def ended(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
     """The response, once it has."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (record := await stored(store, owner, response_id)).status in ("queued", "in_progress"):
             await asyncio.sleep(0.01)
     return record
