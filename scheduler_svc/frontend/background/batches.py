@@ -38,6 +38,11 @@ class Batches:
         self._has_news = asyncio.Event()  # the store has
         self._is_over = False
 
+    @property
+    def num_waiting(self) -> int:
+        """How many are validated, and wait until others of their owner have ended."""
+        return len(self._waiting)
+
     async def run(self) -> None:
         """Until cancelled."""
         try:
