@@ -15,7 +15,7 @@ import pytest
 from common import messages as m
 from common.clocks import read_clocks
 from scheduler_svc.frontend.answers.batch_objects import BatchError, errors_json
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background import batch_lines, batches, line_run
 from scheduler_svc.frontend.background.batch_tools import BatchTools
 from scheduler_svc.frontend.background.batches import Batches
@@ -39,6 +39,7 @@ from scheduler_svc.store.errors import QuotaExceeded
 from scheduler_svc.store.records import OPEN_BATCH
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
+from tests.frontend.keys import Keys
 from tests.frontend.links import in_event_loop, linked_core, until
 from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.fake_core import REPORT, FakeCore, delta, echo, outputs, refuse, silence, tokens_of
@@ -52,7 +53,7 @@ ROOMY = msgspec.structs.replace(REPORT, executors=[executor_status(max_num_seqs=
 class Place:
     """A store, a fake core, a link to it, and what a test asks of them."""
 
-    def __init__(self, folder, core, link, keys, clocks=read_clocks):
+    def __init__(self, folder, core, link, keys, owner, clocks):
         self.core = core
         self.options = StoreOptions(folder)
         self.thread = StoreThread(folder, clocks=clocks)
@@ -72,7 +73,7 @@ class Place:
             look_s=0.01,
         )
         self.files = FileStore(self.thread, self.options, Sweeper(self.thread, keys))
-        self.owner = "alice-id" if keys.are_required else ""
+        self.owner = owner
         self.running = None
 
     async def batch(self, *bodies, lines=None, endpoint=URL, window_s=3600.0):
@@ -129,10 +130,10 @@ class Place:
 
 
 @asynccontextmanager
-async def place(folder, *, script=echo, keys=None, clocks=read_clocks):
+async def place(folder, *, script=echo, keys=None, owner="", clocks=read_clocks):
     async with linked_core(folder, script) as (core, link):
         core.report = ROOMY
-        found = Place(folder / "store", core, link, keys or ApiKeys(), clocks)
+        found = Place(folder / "store", core, link, keys or ApiKeys(), owner, clocks)
         try:
             yield found
         finally:
@@ -482,36 +483,23 @@ async def test_the_end_of_the_window_ends_a_batch(tmp_path):
     ]
 
 
-class Keys(ApiKeys):
-    """One key, which a test may take away or limit."""
-
-    are_required = True
-
-    def __init__(self, client):
-        self.client = client
-
-    def of_id(self, client_id):
-        return self.client if self.client is not None and self.client.id == client_id else None
-
-
 ERRORS = errors_json([BatchError("invalid_api_key", "The API key of this batch was revoked.")])
-ALICE = ApiClient("alice-id", "alice", 0, is_admin=False, may_read_status=False)
 
 
 @in_event_loop
 async def test_a_key_that_is_revoked_ends_its_batches(tmp_path):
     """What runs is cancelled, and what has a result keeps it. A batch that waits for its check fails, too."""
-    keys = Keys(ALICE)
+    keys = Keys()
 
     def script(submit):
         yield from (echo if "-0-0" in submit.request_id else silence)(submit)
 
-    async with place(tmp_path, script=script, keys=keys) as here:
+    async with place(tmp_path, script=script, keys=keys, owner="alice") as here:
         async with here.worker() as worker:
             here.core.report = lanes(2)
             batch_id = await here.batch(*[completion(f"line {i}") for i in range(30)])
             await here.seen_as(batch_id, lambda batch: batch.completed)
-            keys.client = None
+            keys.taken.add("alice")
             await here.thread.run("", owners.revoke, here.owner, time.time(), errors=ERRORS)
             worker.look()
             batch = await here.ended(batch_id)
@@ -522,19 +510,19 @@ async def test_a_key_that_is_revoked_ends_its_batches(tmp_path):
         assert (await here.seen(waits)).status == "failed"
     assert (batch.status, batch.errors, errors) == ("failed", ERRORS, [])
     assert [row["custom_id"] for row in output] == ["c0"]
-    assert all((submit.client, submit.client_name) == ("alice-id", "alice") for submit in here.core.submits)
+    assert all((submit.client, submit.client_name) == ("alice", "alice's name") for submit in here.core.submits)
 
 
 @in_event_loop
 async def test_a_batch_whose_key_is_not_there_waits_until_it_is(tmp_path):
     """A start with another file of keys ends nothing."""
-    keys = Keys(ALICE)
-    async with place(tmp_path, keys=keys) as here, here.worker():
-        keys.client = None
+    keys = Keys()
+    async with place(tmp_path, keys=keys, owner="alice") as here, here.worker():
+        keys.taken.add("alice")
         batch_id = await here.batch(completion("a"), completion("b"))
         await here.seen_as(batch_id, lambda batch: batch.status == "in_progress")
         assert not here.core.submits
-        keys.client = ALICE
+        keys.taken.clear()
         assert (await here.ended(batch_id)).completed == 2
 
 
@@ -542,8 +530,8 @@ async def test_a_batch_whose_key_is_not_there_waits_until_it_is(tmp_path):
 @in_event_loop
 async def test_half_of_what_a_key_may_have_open_is_for_its_batches(tmp_path, n, num_lines):
     """Its sequences count, as they do at the core. A line of more than half waits until it is alone."""
-    keys = Keys(replace(ALICE, max_open_requests=7, weight=2.5))
-    async with place(tmp_path, script=silence, keys=keys) as here, here.worker():
+    keys = Keys(max_open_requests=7, weight=2.5)
+    async with place(tmp_path, script=silence, keys=keys, owner="alice") as here, here.worker():
         await here.batch(*[completion(f"line {i}", n=n) for i in range(30)])
         await until(lambda: len(here.core.submits) == num_lines)
         await until(lambda: here.tools.gate.is_waiting)
@@ -554,8 +542,8 @@ async def test_half_of_what_a_key_may_have_open_is_for_its_batches(tmp_path, n, 
 @in_event_loop
 async def test_a_line_that_its_key_can_never_send_is_its_error(tmp_path):
     """As of a single request; to ask for it until the window ends would help nothing."""
-    keys = Keys(replace(ALICE, max_open_requests=3))
-    async with place(tmp_path, keys=keys) as here, here.worker():
+    keys = Keys(max_open_requests=3)
+    async with place(tmp_path, keys=keys, owner="alice") as here, here.worker():
         bodies = [completion(["a", "b", "c", "d"]), completion(["a", "b", "c"]), completion("e", n=3)]
         batch = await here.ended(await here.batch(*bodies, completion(["f", "g"], n=2)))
         _, errors = await here.results(batch)

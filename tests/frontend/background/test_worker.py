@@ -19,16 +19,17 @@ from scheduler_svc.store.records import StoredResponse
 from scheduler_svc.store.store_thread import StoreThread
 from tests.frontend.answers.responses.told import ID
 from tests.frontend.background.working import (
+    CLIENT,
     CORE_ID,
     SOON,
     WORDS,
-    Keys,
     ended,
     keep,
     stored,
     worker_beside,
     working,
 )
+from tests.frontend.keys import Keys
 from tests.frontend.links import in_event_loop, linked_core, until
 from tests.support.fake_core import FakeCore, delta, outputs, refuse, say, silence
 
@@ -270,7 +271,7 @@ async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, code
 @in_event_loop
 async def test_the_work_of_an_owner_without_a_key_waits_until_it_has_one_again(tmp_path: Path):
     """A start with another file of keys ends nothing of anybody."""
-    keys = Keys("ann")
+    keys = Keys("ann", **CLIENT)
     async with worker_beside(tmp_path, say(WORDS), keys=keys) as (core, made, store):
         for owner in ("ann", "bob"):
             await keep(store, owner=owner)
@@ -293,7 +294,7 @@ async def test_the_work_of_an_owner_without_a_key_waits_until_it_has_one_again(t
 
 @in_event_loop
 async def test_what_ends_while_its_owner_has_no_key_is_forgotten(tmp_path: Path):
-    async with worker_beside(tmp_path, say(WORDS), keys=Keys("ann")) as (core, made, store):
+    async with worker_beside(tmp_path, say(WORDS), keys=Keys("ann", **CLIENT)) as (core, made, store):
         await keep(store, owner="ann")
         made.start("ann", ID)
         await made.cancel("ann", ID)

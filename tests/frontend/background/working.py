@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from common import messages as m
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background.__main__ import make_batches
 from scheduler_svc.frontend.background.pace import Rests
 from scheduler_svc.frontend.background.worker import Tempo, Worker
@@ -23,6 +23,7 @@ from scheduler_svc.store.records import StoredResponse
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
 from tests.frontend.answers.responses.told import ID, context_of, spec_of
+from tests.frontend.keys import Keys
 from tests.frontend.links import linked_core
 from tests.store.rows import get_response
 from tests.support.demo_tokenizer import TOKENIZER, ids
@@ -30,21 +31,8 @@ from tests.support.fake_core import FakeCore, Script, echo, int32
 
 WORDS = ids("one two three four five six seven")
 CORE_ID = f"{ID}-0"
+CLIENT = {"max_open_requests": 9, "tokens_per_minute": 7, "weight": 2.5}  # whose keys are there
 SOON = Tempo(rests=Rests(first_s=0.01, longest_s=0.05), turn_s=0.01, retry_s=0.01, rescan_s=0.02)
-
-
-class Keys(ApiKeys):
-    """Keys of all whom nobody has taken theirs: ids that are names, too."""
-
-    def __init__(self, *taken: str) -> None:
-        super().__init__()
-        self.taken = {*taken}
-
-    def of_id(self, client_id: str) -> ApiClient | None:
-        if client_id in self.taken:
-            return None
-        rights = {"is_admin": False, "may_read_status": False, "tokens_per_minute": 7, "weight": 2.5}
-        return ApiClient(client_id, f"{client_id}'s name", 9, **rights)
 
 
 @asynccontextmanager
@@ -59,7 +47,7 @@ async def working(
     """A worker that runs, and its store."""
     store = store_thread(folder / "store")
     options = FrontendOptions(("m",))
-    keys = keys or Keys()
+    keys = keys or Keys(**CLIENT)
     batches = make_batches(link, TOKENIZER, options, store, StoreOptions(folder / "store"), keys)
     made = Worker(link, TOKENIZER, store, batches, keys, tracing, tempo)
     task = asyncio.create_task(made.run())
