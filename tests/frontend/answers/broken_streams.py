@@ -116,6 +116,7 @@ class ResumableRequest:
     context: AnswerContext
     sequences: list[Sequence]
     prompts: list[list[int]]
+    most_bytes: int = 2**16  # of events that are sent together
 
     async def read(self, seen: Reader, sizes: list[int], num_events: int) -> None:
         """One connection, which breaks after so many events."""
@@ -123,6 +124,7 @@ class ResumableRequest:
         for prompt in range(self.context.num_prompts):
             queue.add(str(prompt), prompt, self.context.n)
         position, written = rest_of("id", self.context, NUM_PROMPT_TOKENS, seen.last_event_id)
+        written.most_bytes = self.most_bytes
         prompts = await prompts_of(self.context, list(map(int32, self.prompts)), TOKENIZER)
         answer = AnswerSpec("id", self.context, NUM_PROMPT_TOKENS, position, prompts)
         stream = EventStream(Generation(queue, TOKENIZER, answer), written, keep_alive_s=60)

@@ -67,7 +67,9 @@ async def _fed(generation: Generation, queue: DeltaQueue, deltas: list[m.TokenDe
     return turns
 
 
-def streamed(context: AnswerContext, tokens: list[int], reason: m.FinishReason = "stop", size: int = 1) -> list[dict]:
+def streamed(
+    context: AnswerContext, tokens: list[int], reason: m.FinishReason = "stop", size: int = 1, **limits: int
+) -> list[dict]:
     """The chunks of a stream whose tokens come so many at a time."""
     queue = DeltaQueue(lambda _: None, lambda _: None, is_streamed=True, is_resumable=True)
     queue.add("r", 0, context.n)
@@ -80,7 +82,8 @@ def streamed(context: AnswerContext, tokens: list[int], reason: m.FinishReason =
             m.TokenDelta(request_id="r", index=index, token_ids=int32(group), finish_reason=end, **columns)
             for index in range(context.n)
         ]
-    generation = Generation(queue, TOKENIZER, AnswerSpec("chatcmpl-1", context, 3, Position.start(context.n)))
+    spec = AnswerSpec("chatcmpl-1", context, 3, Position.start(context.n))
+    generation = Generation(queue, TOKENIZER, spec, **limits)
     form = format_of("chatcmpl-1", context)
     turns = asyncio.run(_fed(generation, queue, deltas))
     return [json.loads(to_json(form.chunk(piece))) for pieces in turns for piece in pieces]

@@ -120,16 +120,16 @@ def test_chunks_together_are_the_whole_answer(rules: MessageRules, hides: bool, 
     assert names == [TOKENIZER.token_texts.of(token).text for token in shown]
 
 
-def test_what_is_taken_apart_is_read_in_smaller_parts(monkeypatch: pytest.MonkeyPatch):
+def test_what_is_taken_apart_is_read_in_smaller_parts():
     tokens, context = ids("<think>\n" + "one two " * 20 + "</think>" + "three four " * 20), context_of(logprobs=2)
     expected = plain(whole(context, tokens, "length"))
     token_bytes = 4 * 3  # its id, and those of its log-probabilities
-    monkeypatch.setattr(delta_parts, "MAX_BYTES_AT_ONCE", 4 * token_bytes * delta_parts.PARSED_SHARE)
-    parts = streamed(context, tokens, "length", 1000)
+    limit = 4 * token_bytes * delta_parts.PARSED_SHARE
+    parts = streamed(context, tokens, "length", 1000, most_bytes=limit)
     assert joined(parts) == expected
     assert len(parts) > len(tokens) // 4 - 8, "but for tags"
-    monkeypatch.setattr(delta_parts, "PARSED_SHARE", 1)
-    assert len(streamed(context, tokens, "length", 1000)) < len(parts)
+    plainly = streamed(context_of(MessageRules(), logprobs=2), tokens, "length", 1000, most_bytes=limit)
+    assert len(plainly) < len(parts) / 2
 
 
 def test_every_chunk_may_have_the_usage_so_far():

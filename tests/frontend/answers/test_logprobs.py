@@ -88,13 +88,13 @@ CONTEXTS = st.builds(
 
 
 def read(
-    context: AnswerContext, deltas: Iterable[m.TokenDelta], *, after: str = "", turns_between: int = 5
+    context: AnswerContext, deltas: Iterable[m.TokenDelta], *, after: str = "", turns_between: int = 5, **limits: int
 ) -> tuple[list[Piece], Generation]:
     """The pieces of an answer whose deltas come with so many turns of the event loop between them."""
     queue = DeltaQueue(lambda _: None, lambda _: None, is_streamed=True, is_resumable=True)
     queue.add("r", 0, 1)
     position = Position.after(after, 1) if after else Position.start(1)
-    generation = Generation(queue, TOKENIZER, AnswerSpec("r", context, 3, position))
+    generation = Generation(queue, TOKENIZER, AnswerSpec("r", context, 3, position), **limits)
 
     async def put() -> None:
         for delta in deltas:
@@ -223,10 +223,8 @@ def test_a_long_answer_is_read_in_parts(context: AnswerContext, data: st.DataObj
     story = data.draw(stories(context.logprobs))
     [delta] = story.deltas([1000])
     limit = 4 * 8
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_parts, "MAX_BYTES_AT_ONCE", limit)
-        parts = delta_parts.parts_of([(0, delta), (1, delta)], 0)
-        read_in_parts, _ = read(context, [delta])
+    parts = delta_parts.parts_of([(0, delta), (1, delta)], 0, most_bytes=limit)
+    read_in_parts, _ = read(context, [delta], most_bytes=limit)
     for part in parts:
         num_tokens = sum(len(each.token_ids) // 4 for _, each in part)
         assert num_tokens <= 1 or 4 * num_tokens * (1 + context.logprobs) <= limit

@@ -11,7 +11,7 @@ from scheduler_svc.frontend.parsing.message import CallPart, MessagePart, Messag
 from scheduler_svc.frontend.text.sequence_text import TextRules
 from scheduler_svc.frontend.text.stop_strings import StopStrings
 from tests.frontend.answers.texts import ANSWER, BOTH, CALL, PIECES, RULES, SECOND
-from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
+from tests.support.demo_tokenizer import EOS, TOKENIZER, decoded, ids
 from tests.support.effort import examples
 
 
@@ -75,7 +75,7 @@ def test_a_whole_answer():
 def test_the_tokens_of_a_thought_are_those_up_to_its_end_tag():
     before = "<think>\nI should.\n</think>"
     tokens = ids(ANSWER)
-    num_thought = next(k for k in range(len(tokens)) if TOKENIZER._tokenizer.decode(tokens[:k]).startswith(before))
+    num_thought = next(k for k in range(len(tokens)) if decoded(tokens[:k]).startswith(before))
     for size in (1, 2, 3, 1000):
         assert Reading(BOTH).read(tokens, [size], "length").message.num_thought_tokens == num_thought
     cut_short = tokens[: num_thought - 1]
@@ -102,7 +102,7 @@ def test_a_second_call_that_is_left_out_ends_the_answer(size: int):
     read = Reading(MessageRules(calls="hermes", is_one_call=True)).read(tokens, [size], "length")
     assert (read.content, read.reason) == ("Well:", "stop")
     assert read.calls == {0: ("f", '{"a": "<é🦊>"}')}
-    text = TOKENIZER._tokenizer.decode(tokens[: read.message.text.num_tokens])
+    text = decoded(tokens[: read.message.text.num_tokens])
     assert text.startswith(f"Well: {CALL}")
     assert len(text) < len(f"Well: {CALL}\n{SECOND}")
 

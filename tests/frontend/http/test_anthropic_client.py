@@ -16,7 +16,7 @@ from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers.messages_api.blocks import _input
 from tests.support.chat_templates import QWEN3_LIKE
-from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
+from tests.support.demo_tokenizer import EOS, TOKENIZER, decoded, ids
 from tests.support.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
 from tests.support.frontend_process import Frontend, running_frontend
 
@@ -60,7 +60,7 @@ def answering(core: FakeCore, text: str, **more: float) -> None:
 
 
 def prompt_of(submit: m.Submit) -> str:
-    return TOKENIZER._tokenizer.decode(tokens_of(submit.prompt), skip_special_tokens=False)
+    return decoded(tokens_of(submit.prompt))
 
 
 def accepts(submit: m.Submit, text: str) -> bool:

@@ -4,12 +4,9 @@ came: all events together are those of one stream, and they build up the message
 import asyncio
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.answers import events as answer_events
-from scheduler_svc.frontend.answers import numbered_events
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.messages_api.events import MessageEvents
 from scheduler_svc.frontend.errors import ApiError
@@ -57,15 +54,12 @@ def test_a_stream_that_breaks_anywhere(
     asyncio.run(service(context, tokens, reason).read(undisturbed, [1000], 10**9))
     assert undisturbed.is_done
     seen, broken = Seen(), service(context, tokens, reason)
-    with pytest.MonkeyPatch.context() as patch:
-        most_bytes = data.draw(st.sampled_from([0, 700, 2**16]))
-        patch.setattr(answer_events, "MAX_BYTES_AT_ONCE", most_bytes)
-        patch.setattr(numbered_events, "MAX_BYTES_AT_ONCE", most_bytes)
-        for _ in range(400):
-            sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-            asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 12))))
-            if seen.is_done:
-                break
+    broken.most_bytes = data.draw(st.sampled_from([0, 700, 2**16]))
+    for _ in range(400):
+        sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+        asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 12))))
+        if seen.is_done:
+            break
     assert seen.events == undisturbed.events
     at_once = asyncio.run(whole(context, tokens, reason))
     built = undisturbed.message()

@@ -16,7 +16,7 @@ from common.model_files import DEMO_MODEL_DIR
 from tests.frontend.answers.texts import ANSWER
 from tests.frontend.sse import Event, events_after, events_of
 from tests.support.chat_templates import QWEN3_LIKE
-from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
+from tests.support.demo_tokenizer import EOS, TOKENIZER, decoded, ids
 from tests.support.fake_core import FakeCore, say, tokens_of
 from tests.support.frontend_process import Frontend, running_frontend
 
@@ -87,7 +87,7 @@ def test_an_agents_turns(client: openai.OpenAI, core: FakeCore):
     second = client.chat.completions.create(model="other", messages=turns, tools=[WEATHER])
     assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("It rains.", "stop")
     assert (second.choices[0].message.tool_calls, second.model) == (None, MODEL)
-    prompt = TOKENIZER._tokenizer.decode(tokens_of(core.submits[1].prompt), skip_special_tokens=False)
+    prompt = decoded(tokens_of(core.submits[1].prompt))
     assert CALL in prompt
     assert "<tool_response>\nrain\n</tool_response>" in prompt
 

@@ -4,11 +4,9 @@ comes twice, and the order is kept, whatever the answer is made of and however i
 import asyncio
 from typing import Literal
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.answers import events as answer_events
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from tests.frontend.answers.broken_streams import ResumableRequest, Seen, Sequence
 from tests.support.demo_tokenizer import EOS, TOKENIZER
@@ -74,13 +72,12 @@ def test_a_stream_that_breaks_anywhere(
     undisturbed = Seen()
     asyncio.run(service().read(undisturbed, [1000], 10**9))
     seen, broken = Seen(), service()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer_events, "MAX_BYTES_AT_ONCE", data.draw(st.sampled_from([0, 700, 2**16])))
-        for _ in range(200):
-            sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-            asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 6))))
-            if seen.is_done:
-                break
+    broken.most_bytes = data.draw(st.sampled_from([0, 700, 2**16]))
+    for _ in range(200):
+        sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+        asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 6))))
+        if seen.is_done:
+            break
     assert seen.is_done
     assert (seen.texts, seen.ends, seen.usage) == (undisturbed.texts, undisturbed.ends, undisturbed.usage)
     assert seen.logprobs == undisturbed.logprobs

@@ -23,7 +23,7 @@ from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
 from tests.support.chat_templates import QWEN3_LIKE
 from tests.support.chats import finished
-from tests.support.demo_tokenizer import TOKENIZER
+from tests.support.demo_tokenizer import TOKENIZER, decoded
 
 
 def with_template(source: str) -> Tokenizer:
@@ -50,7 +50,7 @@ def chat(tokenizer: Tokenizer = TOKENIZER, style: ChatStyle | None = None, **ask
 
 
 def prompt_of(request: TokenizedRequest) -> str:
-    return TOKENIZER._tokenizer.decode(request.prompts[0], skip_special_tokens=False)
+    return decoded(request.prompts[0])
 
 
 def tool(name: str = "f", **more: object) -> dict:

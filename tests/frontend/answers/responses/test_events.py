@@ -32,6 +32,7 @@ from tests.frontend.answers.responses.told import (
 from tests.frontend.answers.texts import CALL, PIECES, SECOND
 from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
 from tests.support.effort import examples
+from tests.support.instructions import instructions_of
 
 CUSTOM_CALL = '<tool_call>\n{"name": "f", "arguments": {"input": "<é\\n🦊>"}}\n</tool_call>'
 TOOLS: list[dict[str, CalledTool]] = [
@@ -142,12 +143,10 @@ def test_a_failure_is_an_event_and_is_written_again(reason: m.FinishReason, num_
         assert events_in(_written(record, after)) == seen[after + 1 : -1]
 
 
-def test_events_that_are_not_sent_are_not_written(monkeypatch):
-    written = []
-    monkeypatch.setattr(ResponseEvents, "_write", lambda *_: written.append(1) or b"")
-    events = ResponseEvents(spec_of(), after=NEVER)
-    assert events.begun() == b""
-    assert written == []
+def test_events_that_are_not_sent_are_not_written():
+    costs = [instructions_of(ResponseEvents(spec_of(), after=after).begun) for after in (NEVER, -1)]
+    assert costs[0] < 0.85 * costs[1]
+    assert ResponseEvents(spec_of(), after=NEVER).begun() == b""
 
 
 @settings(max_examples=examples(100))
