@@ -30,13 +30,19 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
+def shared_frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
     folder = tmp_path_factory.mktemp("models")
     models = [f"embed={make_embedder(folder / 'vectors')}", f"score={make_reranker(folder / 'judge')}"]
     options = [option for model in models for option in ("--pooling-model", model)]
     options += ["--store", str(folder / "store"), "--held-mb", str(HELD_MB)]
-    with running_frontend(*options, script=silence) as frontend:
+    with running_frontend(*options) as frontend:
         yield frontend
+
+
+@pytest.fixture
+def frontend(shared_frontend: Frontend) -> Frontend:
+    shared_frontend.core.script = silence
+    return shared_frontend
 
 
 def resident_mb(frontend: Frontend) -> float:
@@ -55,8 +61,8 @@ def test_a_body_is_in_memory_no_longer_when_its_request_is_computed(frontend: Fr
         assert resident_mb(frontend) - at_first < NUM_REQUESTS * len(SENT) / 1e6 / 2
 
 
-def test_an_answer_that_many_ask_for_and_none_reads_is_not_in_memory(frontend: Frontend, monkeypatch):
-    monkeypatch.setattr(frontend.core, "script", echo)
+def test_an_answer_that_many_ask_for_and_none_reads_is_not_in_memory(frontend: Frontend):
+    frontend.core.script = echo
     name = frontend.post("/v1/responses", {"model": MODEL, "input": "x", "user": SENT}).json()["id"]
     before = resident_mb(frontend)
     with contextlib.ExitStack() as readers:
@@ -68,8 +74,8 @@ def test_an_answer_that_many_ask_for_and_none_reads_is_not_in_memory(frontend: F
     assert httpx.get(f"{frontend.url}/v1/responses/{name}", timeout=20).json()["user"] == SENT
 
 
-def test_streams_with_long_heads_are_refused_before_they_are_too_many(frontend: Frontend, monkeypatch):
-    monkeypatch.setattr(frontend.core, "script", say([5] * 9, pause_s=60.0))
+def test_streams_with_long_heads_are_refused_before_they_are_too_many(frontend: Frontend):
+    frontend.core.script = say([5] * 9, pause_s=60.0)
     body = {"model": MODEL, "input": "x", "user": SENT, "stream": True}
     before, codes = resident_mb(frontend), []
     with contextlib.ExitStack() as streams, httpx.Client(base_url=frontend.url, timeout=20) as http:

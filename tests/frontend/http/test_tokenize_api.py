@@ -1,7 +1,6 @@
 """/tokenize and /detokenize in vLLM's shapes, /version, several names of the model, HEAD, pages of other origins."""
 
 from collections.abc import Iterator
-from unittest import mock
 
 import httpx
 import pytest
@@ -10,8 +9,9 @@ from hypothesis import strategies as st
 
 from common import __version__
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.requests import tokenization
 from scheduler_svc.frontend.requests.body import MAX_VALUES
+from scheduler_svc.frontend.requests.limits import MAX_ECHOED_BYTES
+from scheduler_svc.frontend.requests.tokenization import DetokenizeRequest, detokenize
 from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
 
 PAGE = "https://page.example"
@@ -54,20 +54,20 @@ def test_tokens_become_the_same_text_in_pieces_of_any_size(tokenizer, text, bad,
     [tokens] = tokenizer.encode([text], add_special_tokens=False)
     alone = {data[0]: token for token, data in tokenizer.token_bytes.items() if len(data) == 1}
     tokens += [alone[byte] for byte in bad]
-    with mock.patch.object(tokenization, "TOKENS_AT_ONCE", size):
-        answer = tokenization.detokenize(tokenization.DetokenizeRequest(tokens=tokens), tokenizer)
+    answer = detokenize(DetokenizeRequest(tokens=tokens), tokenizer, tokens_at_once=size)
     assert answer.prompt == b"".join(tokenizer.all_token_bytes[token] for token in tokens).decode(errors="replace")
 
 
-def test_a_text_of_tokens_is_bounded(tokenizer, monkeypatch):
-    [tokens] = tokenizer.encode([TEXT * 100], add_special_tokens=False)
-    size = len(TEXT.encode()) * 100
-    monkeypatch.setattr(tokenization, "MAX_ECHOED_BYTES", size)
-    body = tokenization.DetokenizeRequest(tokens=tokens)
-    assert tokenization.detokenize(body, tokenizer).prompt == TEXT * 100
-    monkeypatch.setattr(tokenization, "MAX_ECHOED_BYTES", size - 1)
+def test_a_text_of_tokens_is_bounded(tokenizer):
+    [tokens] = tokenizer.encode([TEXT], add_special_tokens=False)
+    body, size = DetokenizeRequest(tokens=tokens), len(TEXT.encode())
+    assert detokenize(body, tokenizer, max_bytes=size).prompt == TEXT
     with pytest.raises(ApiError, match=f"has {size} bytes; {size - 1} are allowed"):
-        tokenization.detokenize(body, tokenizer)
+        detokenize(body, tokenizer, max_bytes=size - 1)
+    [token] = tokens[:1]
+    too_many = [token] * (MAX_ECHOED_BYTES // len(tokenizer.token_bytes[token]) + 1)
+    with pytest.raises(ApiError, match=f"{MAX_ECHOED_BYTES} are allowed"):
+        detokenize(DetokenizeRequest(tokens=too_many), tokenizer)
 
 
 def test_a_conversation_becomes_what_the_model_is_given(frontend: Frontend):
