@@ -20,8 +20,9 @@ def submit(request_id: str = "r") -> m.Submit:
 
 
 @asynccontextmanager
-async def running_link(endpoint: str) -> AsyncIterator[CoreLink]:
-    link = CoreLink(endpoint, hello_interval_s=HELLO_INTERVAL_S)
+async def running_link(endpoint: str, **how: Any) -> AsyncIterator[CoreLink]:
+    """A link that runs."""
+    link = CoreLink(endpoint, hello_interval_s=HELLO_INTERVAL_S, **how)
     task = asyncio.create_task(link.run())
     try:
         yield link
@@ -39,11 +40,11 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def linked_core(folder: Path, script: Script = echo) -> AsyncIterator[tuple[FakeCore, CoreLink]]:
+async def linked_core(folder: Path, script: Script = echo, **how: Any) -> AsyncIterator[tuple[FakeCore, CoreLink]]:
     """A fake core, and a link to it that is up."""
     core = FakeCore(folder, script=script)
     try:
-        async with running_link(core.endpoint) as link:
+        async with running_link(core.endpoint, **how) as link:
             await until(lambda: link.is_up)
             yield core, link
     finally:

@@ -19,6 +19,7 @@ from scheduler_svc.frontend.link import core_link, queries
 from tests.frontend.links import HELLO_INTERVAL_S, PARAMS, in_event_loop, linked_core, running_link, submit, until
 from tests.support.eventually import eventually
 from tests.support.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
+from tests.support.views import change
 
 
 @in_event_loop
@@ -28,7 +29,7 @@ async def test_a_core_that_comes_back(tmp_path: Path):
         await asyncio.to_thread(core.close)
         for queue in queues:  # none of them hangs
             with pytest.raises(RequestRejected, match="went away") as caught:
-                await asyncio.wait_for(queue.get(), 5)
+                await asyncio.wait_for(queue.get(), 60)
             assert caught.value.code == "unavailable"
         assert not link.is_up
         assert link.num_open == 0
@@ -46,7 +47,7 @@ async def test_a_core_that_is_lost_is_told_nothing(tmp_path: Path):
     """It may come back with its journal, and then a Cancel would end what its client comes back for."""
     async with linked_core(tmp_path, silence) as (core, link):
         queues = [link.open([submit(f"r{i}")], is_resumable=bool(i)) for i in range(2)]
-        await asyncio.to_thread(eventually, lambda: len(core.submits) == 2, 5)
+        await until(lambda: len(core.submits) == 2)
         await asyncio.to_thread(core.close)
         with contextlib.closing(FakeCore(tmp_path, script=silence, stories=core.stories)) as restarted:
             await until(lambda: link.is_up and not link.num_open)
@@ -148,12 +149,10 @@ async def test_a_question_that_the_core_could_not_read_is_not_waited_for(tmp_pat
         await link.status()
 
 
-async def read_to_the_end(queue, read=None):
+async def read_to_the_end(queue, read):
     """Read until `get` raises; `read` takes the token ids."""
     while True:
-        deltas = await queue.get()
-        if read is not None:
-            read += [delta.token_ids for _, delta in deltas]
+        read += [delta.token_ids for _, delta in await queue.get()]
 
 
 @in_event_loop
@@ -173,7 +172,7 @@ async def test_what_cannot_be_read_may_have_been_anyones_and_ends_all_answers(tm
             core.script = lambda request, frames=frames: iter([outputs(delta(request, [1])), frames, 60.0])
             queue = link.open([submit(f"r{number}")])
             with pytest.raises(RequestRejected, match="was lost") as lost:
-                await read_to_the_end(queue)
+                await read_to_the_end(queue, [])
             assert lost.value.code == "unavailable"
             assert link.num_dropped == number + 1
         core.script = lambda request: iter([outputs(delta(request, [7], "length"))])
@@ -187,11 +186,11 @@ async def test_outputs_that_never_came_are_missed(tmp_path: Path):
         late = link.open([submit("late")])
         router.send_multipart([peer, *numbered_outputs(0, delta(submit("late"), [1]))])
         router.send_multipart([peer, *numbered_outputs(1, delta(submit("late"), [2]))])
-        await until(lambda: late._waiting_bytes)
+        read = [each.token_ids for _, each in await late.get()]
         router.send_multipart([peer, *numbered_outputs(3, delta(submit("late"), [4]))])
-        read: list[bytes] = []
         with pytest.raises(RequestRejected, match="was lost"):
             await read_to_the_end(late, read)
+        assert b"".join(read) == int32([1, 2])
         after = link.open([submit("after")])
         router.send_multipart([peer, *numbered_outputs(4, delta(submit("after"), [5]))])
         assert [d.token_ids for _, d in await after.get()] == [int32([5])]
@@ -226,7 +225,7 @@ async def test_deltas_of_requests_that_are_not_here_are_ignored(tmp_path: Path):
 async def test_a_bad_delta_ends_its_own_answer_and_leaves_its_neighbours(tmp_path: Path, bad):
     async with linked_core(tmp_path, silence) as (core, link):
         other = link.open([submit("other")])
-        await asyncio.to_thread(eventually, lambda: core.submits, 5)
+        await until(lambda: core.submits)
         good = m.TokenDelta(request_id="other", index=0, token_ids=int32([7]))
         core.script = lambda request: iter([m.Outputs(number=0, deltas=(m.TokenDelta(request_id="r", **bad), good))])
         with pytest.raises(RequestRejected, match="was lost"):
@@ -236,9 +235,7 @@ async def test_a_bad_delta_ends_its_own_answer_and_leaves_its_neighbours(tmp_pat
 
 
 @in_event_loop
-async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queries, "QUERY_TIMEOUT_S", 0.3)
-
+async def test_queries(tmp_path: Path):
     async with linked_core(tmp_path) as (core, link):
         assert await link.status() == REPORT
         assert await link.metrics() == b"baton_running 0\n"
@@ -249,10 +246,6 @@ async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert (await link.life("r-0")).sequences == (life,)
         assert (await link.life("r-1")).sequences == ()
         core.answers_queries = False
-        for query in (link.status, partial(link.life, "r-0")):
-            with pytest.raises(RequestRejected, match="no answer"):
-                await query()
-        monkeypatch.setattr(queries, "QUERY_TIMEOUT_S", 60.0)
         question = asyncio.create_task(link.status())
         await asyncio.sleep(0)
         core.close()
@@ -264,20 +257,27 @@ async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @in_event_loop
-async def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(core_link, "MAX_OPEN_REQUESTS", 3)
+async def test_a_query_that_is_not_answered_in_time_is_given_up(tmp_path: Path):
+    async with linked_core(tmp_path, query_timeout_s=0.1) as (core, link):
+        core.answers_queries = False
+        for query in (link.status, partial(link.life, "r-0")):
+            with pytest.raises(RequestRejected, match="no answer"):
+                await query()
 
-    async with linked_core(tmp_path, silence) as (core, link):
+
+@in_event_loop
+async def test_the_number_of_open_requests_is_limited(tmp_path: Path):
+    async with linked_core(tmp_path, silence, max_open=3) as (core, link):
         queue = link.open([submit("a"), submit("b")])
         with pytest.raises(RequestRejected) as caught:
             link.open([submit("c"), submit("d")])
         assert caught.value.code == "queue_full"
         queue.close()
         link.open([submit("c"), submit("d")])
-        await asyncio.to_thread(eventually, lambda: len(core.cancels) == 2, 5)
+        await until(lambda: len(core.cancels) == 2)
         with pytest.raises(RequestRejected, match="3 requests are open already"):
             link.open([submit("e")], num_following=1)
-        await asyncio.to_thread(eventually, lambda: len(core.submits) == 4, 5)
+        await until(lambda: len(core.submits) == 4)
 
 
 @contextlib.asynccontextmanager
@@ -309,7 +309,7 @@ async def raw_core_up(tmp_path: Path):
 async def introduce(router, peer, link):
     """Describe the fleet until the link has heard of it: it passes over what comes before it has looked at the
     beginning of the connection, and a real core answers every hello."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not link.is_up:
             router.send_multipart([peer, *STATE])
             await asyncio.sleep(0.01)
@@ -324,9 +324,9 @@ def numbered_outputs(number, *deltas):
 async def test_others_have_their_turns_while_messages_queue(tmp_path: Path):
     async with raw_core(tmp_path) as (router, peer, link):
         taken, rounds = [], 0
-        link._take = lambda message: taken.append(rounds)
-        for _ in range(640):
-            router.send_multipart([peer, *STATE])
+        link.on_view = lambda view: taken.append(rounds)
+        for number in range(640):
+            router.send_multipart([peer, *CODEC.encode(change(number))])
         inbox: zmq.Socket[bytes] = zmq.Socket.shadow(link._socket._socket.underlying)
         eventually(lambda: inbox.poll(0))  # without a turn of the loop: what has arrived is queued
         while len(taken) < 640:
