@@ -38,6 +38,7 @@ class CoreLink(Questions):
     Args:
         query_timeout_s: in which the core answers a query, or does not.
         max_open: requests at once.
+        make_socket: makes what the endpoint is reached by.
 
     Attributes:
         counts: of this frontend's requests; the core is told with each hello.
@@ -51,12 +52,13 @@ class CoreLink(Questions):
         hello_interval_s: float = HELLO_INTERVAL_S,
         query_timeout_s: float = QUERY_TIMEOUT_S,
         max_open: int = MAX_OPEN_REQUESTS,
+        make_socket: Callable[[str, int], CoreSocket] = CoreSocket,
     ) -> None:
         self.counts = RequestCounts()
         self.on_view: Callable[[m.View], None] = lambda _: None
         self._hello_interval_s = hello_interval_s
         self._max_open = max_open
-        self._socket = CoreSocket(endpoint, max_unsent=4 * MAX_OPEN_REQUESTS)
+        self._socket = make_socket(endpoint, 4 * MAX_OPEN_REQUESTS)
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
         self._cores_codec: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
         self._unreadable = QuietLog(log, "message not sent: the core could not read it")
