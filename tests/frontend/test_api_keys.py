@@ -26,6 +26,7 @@ from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.eventually import eventually
 from tests.support.frontend_process import COMPLETION, assert_openai_shape, running_frontend
 from tests.support.other_user import needs_root
+from tests.support.plain_http import NO_TLS, http
 
 ALICE, BOB = new_key(), new_key()
 
@@ -198,11 +199,11 @@ def test_who_comes_with_a_key_that_has_expired_is_told_so(guarded):
     write(guarded.key_file, entry("alice", ALICE), entry("bob", BOB, expires=datetime(2026, 1, 1, tzinfo=UTC)))
 
     def message(headers):
-        return assert_openai_shape(httpx.get(f"{guarded.url}/v1/models", headers=headers), 401)["message"]
+        return assert_openai_shape(http.get(f"{guarded.url}/v1/models", headers=headers), 401)["message"]
 
     for headers in (bearer(BOB), {"x-api-key": BOB}):
         eventually(lambda sent=headers: "'bob' expired at 2026-01-01T00:00:00+00:00" in message(sent), 5)
-    assert httpx.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
+    assert http.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
 
 
 def test_a_key_is_there_as_long_as_it_is_itself_with_its_rights(file, clock):
@@ -436,13 +437,13 @@ def bearer(key):
 
 def test_a_key_of_the_file_opens_and_one_that_is_added_does_so_later(guarded):
     url = f"{guarded.url}/v1/completions"
-    assert httpx.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200
-    assert_openai_shape(httpx.post(url, json=COMPLETION, headers=bearer(BOB)), 401)
+    assert http.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200
+    assert_openai_shape(http.post(url, json=COMPLETION, headers=bearer(BOB)), 401)
     write(guarded.key_file, entry("bob", BOB))
-    eventually(lambda: httpx.post(url, json=COMPLETION, headers=bearer(BOB)).status_code == 200, 5)
-    assert_openai_shape(httpx.post(url, json=COMPLETION, headers=bearer(ALICE)), 401)
+    eventually(lambda: http.post(url, json=COMPLETION, headers=bearer(BOB)).status_code == 200, 5)
+    assert_openai_shape(http.post(url, json=COMPLETION, headers=bearer(ALICE)), 401)
     write(guarded.key_file, entry("alice", ALICE))
-    eventually(lambda: httpx.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200, 5)
+    eventually(lambda: http.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200, 5)
 
 
 def raw(frontend):
@@ -461,13 +462,13 @@ def test_a_body_without_a_key_is_not_waited_for(guarded):
 
 
 def test_a_client_that_sends_a_large_body_reads_why_it_is_refused(guarded):
-    answer = httpx.post(f"{guarded.url}/v1/completions", content=os.urandom(7_000_000), headers=bearer("wrong"))
+    answer = http.post(f"{guarded.url}/v1/completions", content=os.urandom(7_000_000), headers=bearer("wrong"))
     assert_openai_shape(answer, 401)
 
 
 def test_strangers_cannot_flood_the_log(guarded):
     before = guarded.log.count("\n")
-    with httpx.Client() as client:
+    with httpx.Client(verify=NO_TLS) as client:
         for number in range(200):
             assert client.get(f"{guarded.url}/v1/models", headers=bearer(f"guess-{number}")).status_code == 401
     for garbage in (
@@ -479,7 +480,7 @@ def test_strangers_cannot_flood_the_log(guarded):
         for _ in range(25):
             with raw(guarded) as connection:
                 connection.sendall(garbage)
-    assert httpx.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
+    assert http.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
     assert guarded.log.count("\n") - before < 20, guarded.log
     assert "guess" not in guarded.log, "a key that is nearly right must not stand in a log"
     assert 'event="request refused" code=invalid_api_key' in guarded.log

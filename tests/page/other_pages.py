@@ -4,9 +4,8 @@ import contextlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
-
 from tests.page.talking import Talk
+from tests.support.plain_http import http
 
 UPLOAD = """
 <form method=post enctype=multipart/form-data><input name=purpose value=batch><input type=file name=file></form>
@@ -47,7 +46,7 @@ def other_service(page):
 
 
 def files(frontend):
-    return [file["filename"] for file in httpx.get(f"{frontend.url}/v1/files").json()["data"]]
+    return [file["filename"] for file in http.get(f"{frontend.url}/v1/files").json()["data"]]
 
 
 def say(visit):

@@ -2,12 +2,12 @@
 
 import json
 
-import httpx
 import pytest
 
 from tests.page.other_pages import NO_ICON, SEND_FORM, UPLOAD, files, other_service, say
 from tests.support.cuttable_proxy import CuttableProxy
 from tests.support.frontend_process import COMPLETION, running_frontend
+from tests.support.plain_http import http
 
 STATUS = "([url, options]) => fetch(url, options).then((answer) => answer.status, () => 'no answer')"
 
@@ -58,7 +58,7 @@ def test_other_pages_get_no_answers_and_have_links(browser, frontend):
 def test_a_rebound_name_opens_nothing(browser, frontend):
     """The owner of a name serves a page and then has the name lead to the service: both are one origin."""
     form = {"data": {"purpose": "batch"}, "files": {"file": ("the reader's", b"secret")}}
-    made = httpx.post(f"{frontend.url}/v1/files", **form).json()
+    made = http.post(f"{frontend.url}/v1/files", **form).json()
     with (
         other_service("") as port,
         CuttableProxy(port) as dns,

@@ -19,6 +19,7 @@ from tests.support.chat_templates import QWEN3_LIKE
 from tests.support.demo_tokenizer import EOS, TOKENIZER, decoded, ids
 from tests.support.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
 from tests.support.frontend_process import Frontend, running_frontend
+from tests.support.plain_http import http
 
 MODEL = "thinker"
 KEY = "alpha"
@@ -77,7 +78,7 @@ def as_sent(message: Message) -> list[dict]:
 
 
 def post(frontend: Frontend, path: str = "/v1/messages", **asked: object) -> httpx.Response:
-    return httpx.post(f"{frontend.url}{path}", json=ASKED | asked, headers={"x-api-key": KEY}, timeout=20)
+    return http.post(f"{frontend.url}{path}", json=ASKED | asked, headers={"x-api-key": KEY})
 
 
 def test_a_message(client: anthropic.Anthropic, core: FakeCore):
@@ -393,10 +394,10 @@ def test_what_is_too_long_to_answer_is_counted(client: anthropic.Anthropic, thin
 def test_a_key_in_either_header(thinker: Frontend, core: FakeCore):
     for headers in ({"x-api-key": KEY}, {"authorization": f"Bearer {KEY}"}, {"authorization": "x", "x-api-key": KEY}):
         for path in ("/v1/messages/count_tokens", "/v1/chat/completions"):
-            answer = httpx.post(f"{thinker.url}{path}", json=ASKED, headers=headers)
+            answer = http.post(f"{thinker.url}{path}", json=ASKED, headers=headers)
             assert answer.status_code == 200, headers
     for headers in ({}, {"x-api-key": "beta"}, {"authorization": "Bearer beta", "x-api-key": "beta"}):
-        answer = httpx.post(f"{thinker.url}/v1/messages", json=ASKED, headers=headers)
+        answer = http.post(f"{thinker.url}/v1/messages", json=ASKED, headers=headers)
         check_error(answer, 401, "authentication_error", "invalid_api_key")
 
 
@@ -417,13 +418,13 @@ def test_errors_of_every_layer(thinker: Frontend, core: FakeCore):
     check_error(post(thinker, system="x" * 9 * 2**20), 413, "invalid_request_error", "body_too_large")
     check_error(post(thinker, container="c"), 400, "invalid_request_error", "unsupported_parameter")
     headers = {"x-api-key": KEY}
-    got = httpx.get(f"{thinker.url}/v1/messages", headers=headers)
+    got = http.get(f"{thinker.url}/v1/messages", headers=headers)
     check_error(got, 405, "invalid_request_error", "method_not_allowed")
-    no_json = httpx.post(
+    no_json = http.post(
         f"{thinker.url}/v1/messages", content=b"{", headers=headers | {"content-type": "application/json"}
     )
     check_error(no_json, 400, "invalid_request_error", "invalid_json")
-    other = httpx.post(f"{thinker.url}/v1/chat/completions", json={}, headers=headers)
+    other = http.post(f"{thinker.url}/v1/chat/completions", json={}, headers=headers)
     assert list(other.json()) == ["error"], "the others keep OpenAI's shape"
 
 
@@ -469,8 +470,8 @@ def test_a_stream_goes_on_after_an_event(thinker: Frontend, core: FakeCore):
     url = f"{thinker.url}/v1/requests/r1/events"
     for number in (-1, 0, 5, len(events) - 1):
         after = {"last-event-id": str(number)} if number >= 0 else {}
-        rest = httpx.get(url, headers={"x-api-key": KEY, **after}, timeout=20)
+        rest = http.get(url, headers={"x-api-key": KEY, **after})
         assert rest.text.split("\n\n")[:-1] == events[number + 1 :]
     for bad in ("5!", "-1", "end", "x", "1.2"):
-        refused = httpx.get(url, headers={"x-api-key": KEY, "last-event-id": bad}, timeout=20)
+        refused = http.get(url, headers={"x-api-key": KEY, "last-event-id": bad})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Last-Event-ID")

@@ -51,6 +51,7 @@ from tests.support.fake_core import (
     tokens_of,
 )
 from tests.support.frontend_process import MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 from tests.support.pooling_folders import END, make_embedder, make_reranker
 
 KEYS = [
@@ -101,7 +102,7 @@ def embedder(folders: dict[str, Path]) -> Tokenizer:
 def post(
     frontend: Frontend, path: str, body: object, headers: dict[str, str] = ALICE, **more: object
 ) -> httpx.Response:
-    return httpx.post(f"{frontend.url}{path}", json=body, headers=headers, **({"timeout": 20} | more))
+    return http.post(f"{frontend.url}{path}", json=body, headers=headers, **({"timeout": 20} | more))
 
 
 def unit(vector: np.ndarray) -> np.ndarray:

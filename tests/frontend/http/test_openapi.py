@@ -19,6 +19,7 @@ from scheduler_svc.frontend.link.request_counts import RequestCounts
 from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend_options import FrontendOptions
 from tests.support.frontend_process import MODEL, Frontend, running_frontend
+from tests.support.plain_http import NO_TLS, http
 
 DOCUMENT = document(needs_keys=True)
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -145,7 +146,9 @@ def test_unknown_parameters_where_they_are_ignored():
 
 
 def test_answers_are_as_it_says(frontend: Frontend):
-    with httpx.Client(base_url=frontend.url, headers={"authorization": "Bearer alpha"}, timeout=20) as client:
+    with httpx.Client(
+        verify=NO_TLS, base_url=frontend.url, headers={"authorization": "Bearer alpha"}, timeout=20
+    ) as client:
         for path, body, name in (
             ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2, "n": 2}, "ChatCompletion"),
             ("/v1/completions", TEXT | {"logprobs": 2, "echo": True, "prompt_logprobs": 1}, "Completion"),
@@ -201,10 +204,10 @@ def test_answers_are_as_it_says(frontend: Frontend):
 
 
 def test_document_and_page_need_no_key_and_no_other_server(frontend: Frontend):
-    assert httpx.get(f"{frontend.url}/openapi.json").json() == DOCUMENT
-    answer = httpx.get(f"{frontend.url}/docs")
+    assert http.get(f"{frontend.url}/openapi.json").json() == DOCUMENT
+    answer = http.get(f"{frontend.url}/docs")
     assert answer.headers["content-type"].startswith("text/html")
     assert answer.text == page(DOCUMENT)
     assert "://" not in answer.text
     assert all(path in answer.text for path in DOCUMENT["paths"])
-    assert httpx.post(f"{frontend.url}/docs").status_code == 401
+    assert http.post(f"{frontend.url}/docs").status_code == 401

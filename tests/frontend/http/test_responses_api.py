@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -19,6 +18,7 @@ from scheduler_svc.store.database import connect
 from tests.store.rows import response
 from tests.support.fake_core import FakeCore, say, tokens_of
 from tests.support.frontend_process import MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 
 HELLO = {"model": MODEL, "input": "hello there", "max_output_tokens": 7}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
@@ -152,7 +152,7 @@ def test_half_a_character_is_refused(frontend, field):
     value = {"a": "\ud83e"} if field == "metadata" else "\ud83e"
     body = json.dumps(HELLO | {field: value}).encode()
     headers = {"authorization": "Bearer alpha", "content-type": "application/json"}
-    assert_openai_shape(httpx.post(f"{frontend.url}/v1/responses", content=body, headers=headers), 400)
+    assert_openai_shape(http.post(f"{frontend.url}/v1/responses", content=body, headers=headers), 400)
 
 
 def test_log_probabilities_come_with_the_text_and_are_bounded(client, core, monkeypatch):
@@ -264,7 +264,7 @@ def test_the_store_is_full(frontend):
     ids=lambda each: each if isinstance(each, str) else json.dumps(each)[:40],
 )
 def test_what_is_refused(frontend, body, param):
-    answer = httpx.post(
+    answer = http.post(
         f"{frontend.url}/v1/responses", json={"model": MODEL, **body}, headers={"authorization": "Bearer alpha"}
     )
     error = assert_openai_shape(answer, 400)
@@ -275,7 +275,7 @@ def test_what_is_refused(frontend, body, param):
 @pytest.mark.parametrize("path", ["", "/input_items", "/cancel"])
 def test_ids_that_are_none(frontend, name, path):
     method = "POST" if path == "/cancel" else "GET"
-    answer = httpx.request(
+    answer = http.request(
         method, f"{frontend.url}/v1/responses/{name}{path}", headers={"authorization": "Bearer alpha"}
     )
     assert assert_openai_shape(answer, 404)["code"] == "response_not_found"
@@ -287,14 +287,14 @@ def test_ids_that_are_none(frontend, name, path):
 def test_queries_that_are_none(frontend, client, query):
     response = client.responses.create(**HELLO)
     url = f"{frontend.url}/v1/responses/{response.id}?{query}"
-    error = assert_openai_shape(httpx.get(url, headers={"authorization": "Bearer alpha"}), 400)
+    error = assert_openai_shape(http.get(url, headers={"authorization": "Bearer alpha"}), 400)
     assert error["param"] == query.split("=")[0]
 
 
 def test_the_stream_of_a_request_by_its_id_is_not_that_of_a_response(frontend, client):
     response = client.responses.create(**HELLO)
     url = f"{frontend.url}/v1/requests/{response.id}/events"
-    assert httpx.get(url, headers={"authorization": "Bearer alpha"}).status_code == 404
+    assert http.get(url, headers={"authorization": "Bearer alpha"}).status_code == 404
 
 
 def test_without_a_store():

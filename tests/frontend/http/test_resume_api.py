@@ -11,6 +11,7 @@ from tests.frontend.sse import Event, events_after, events_in, events_of, text_o
 from tests.support.eventually import eventually
 from tests.support.fake_core import FakeCore, Step, delta, outputs, say, silence
 from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape
+from tests.support.plain_http import NO_TLS, http
 
 STREAM = COMPLETION | {"stream": True, "max_tokens": 1000}
 WORDS = list(range(300, 340))
@@ -24,7 +25,7 @@ def request_id() -> str:
 
 def open_stream(frontend: Frontend, body: dict) -> httpx.Response:
     """A stream that is being read; to be closed by the test."""
-    client = httpx.Client(timeout=20)
+    client = httpx.Client(timeout=20, verify=NO_TLS)
     request = client.build_request("POST", f"{frontend.url}/v1/completions", json=body)
     return client.send(request, stream=True)
 
@@ -118,7 +119,7 @@ def test_a_connection_that_came_back_breaks_again(frontend: Frontend, core: Fake
         first = events_in(open_stream(frontend, STREAM | {"request_id": name, "resumable": resumable}))
         next(first)
         url = f"{frontend.url}/v1/requests/{name}/events"
-        with httpx.Client(timeout=20) as client, client.stream("GET", url) as second:
+        with httpx.Client(timeout=20, verify=NO_TLS) as client, client.stream("GET", url) as second:
             assert next(events_in(second)).id
         assert list(first)[-1].data["error"]["code"] == "taken_over"
     eventually(lambda: core.detaches and core.cancels, 5)
@@ -163,7 +164,7 @@ def test_several_connections_at_once(frontend: Frontend, core: FakeCore, request
     core.script = say(WORDS, pause_s=0.02)
     stream = open_stream(frontend, STREAM | {"request_id": request_id})
     url = f"{frontend.url}/v1/requests/{request_id}/events"
-    with httpx.Client(timeout=20) as client:
+    with httpx.Client(timeout=20, verify=NO_TLS) as client:
         streams = [client.send(client.build_request("GET", url), stream=True) for _ in range(3)]
         events = [list(events_in(answer)) for answer in (stream, *streams)]
     assert [ended[-1].data for ended in events].count("[DONE]") == 1
@@ -176,7 +177,7 @@ def test_several_connections_at_once(frontend: Frontend, core: FakeCore, request
 def test_an_unknown_request(frontend: Frontend, request_id: str, event_id: str):
     error = assert_openai_shape(events_after(frontend, request_id, event_id), 404)
     assert (error["code"], error["param"]) == ("request_not_found", "request_id")
-    assert_openai_shape(httpx.delete(f"{frontend.url}/v1/requests/{request_id}"), 404)
+    assert_openai_shape(http.delete(f"{frontend.url}/v1/requests/{request_id}"), 404)
 
 
 @pytest.mark.parametrize("event_id", ["x", "1.2", "end.1", "1!!"])
@@ -302,7 +303,7 @@ def test_deleting_what_is_being_read_here(frontend: Frontend, core: FakeCore, re
         open_stream(frontend, STREAM | {"request_id": request_id, "resumable": True, "prompt": ["x", "y"]})
     )
     next(events)
-    answer = httpx.delete(f"{frontend.url}/v1/requests/{request_id}")
+    answer = http.delete(f"{frontend.url}/v1/requests/{request_id}")
     assert (answer.status_code, answer.content) == (204, b"")
     assert list(events)[-1].data["error"]["code"] == "cancelled"
     eventually(lambda: cancelled(core, request_id) == {f"{request_id}-0", f"{request_id}-1"}, 5)
@@ -312,7 +313,7 @@ def test_deleting_what_nobody_reads(frontend: Frontend, core: FakeCore, request_
     core.script = say(WORDS, pause_s=0.05)
     take(open_stream(frontend, STREAM | {"request_id": request_id, "prompt": ["x", "y"], "resumable": True}), 2)
     eventually(lambda: core.detaches, 5)
-    assert httpx.delete(f"{frontend.url}/v1/requests/{request_id}").status_code == 204
+    assert http.delete(f"{frontend.url}/v1/requests/{request_id}").status_code == 204
     eventually(lambda: cancelled(core, request_id) == {f"{request_id}-0", f"{request_id}-1"}, 5)
     *_, last = events_of(events_after(frontend, request_id).content)
     assert last.data["error"]["code"] == "cancelled"
@@ -320,5 +321,5 @@ def test_deleting_what_nobody_reads(frontend: Frontend, core: FakeCore, request_
 
 def test_deleting_what_has_ended(frontend: Frontend, core: FakeCore, request_id: str):
     events = frontend.post("/v1/completions", STREAM | {"request_id": request_id, "resumable": True}).content
-    assert httpx.delete(f"{frontend.url}/v1/requests/{request_id}").status_code == 204
+    assert http.delete(f"{frontend.url}/v1/requests/{request_id}").status_code == 204
     assert events_after(frontend, request_id).content == events

@@ -13,6 +13,7 @@ from scheduler_svc.frontend.requests.body import MAX_VALUES
 from scheduler_svc.frontend.requests.limits import MAX_ECHOED_BYTES
 from scheduler_svc.frontend.requests.tokenization import DetokenizeRequest, detokenize
 from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 
 PAGE = "https://page.example"
 TEXT = "one 月 two"
@@ -28,7 +29,7 @@ def shared_frontend() -> Iterator[Frontend]:
 
 
 def post(frontend: Frontend, path: str, body: object, **headers: str) -> httpx.Response:
-    return httpx.post(f"{frontend.url}{path}", json=body, headers=KEY | headers, timeout=20)
+    return http.post(f"{frontend.url}{path}", json=body, headers=KEY | headers)
 
 
 def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend, tokenizer):
@@ -104,27 +105,27 @@ def test_tokenizing_has_the_limits_of_generating(frontend: Frontend):
     too_many = {"tokens": [1] * (MAX_VALUES + 2)}
     assert str(MAX_VALUES) in assert_openai_shape(post(frontend, "/detokenize", too_many), 400)["message"]
     for path in ("/tokenize", "/detokenize", "/version"):
-        assert_openai_shape(httpx.post(frontend.url + path, json={"prompt": "x", "tokens": [1]}), 401)
+        assert_openai_shape(http.post(frontend.url + path, json={"prompt": "x", "tokens": [1]}), 401)
 
 
 def test_the_version(frontend: Frontend):
-    assert httpx.get(f"{frontend.url}/version", headers=KEY).json() == {"version": __version__}
+    assert http.get(f"{frontend.url}/version", headers=KEY).json() == {"version": __version__}
 
 
 def test_each_name_is_a_model_and_answers_have_the_first(frontend: Frontend):
-    models = httpx.get(f"{frontend.url}/v1/models", headers=KEY).json()["data"]
+    models = http.get(f"{frontend.url}/v1/models", headers=KEY).json()["data"]
     assert [(card["id"], card["root"], card["max_model_len"]) for card in models] == [
         (MODEL, MODEL, 2048),
         ("org/other", MODEL, 2048),
     ]
-    assert httpx.get(f"{frontend.url}/v1/models/org/other", headers=KEY).json() == models[1]
+    assert http.get(f"{frontend.url}/v1/models/org/other", headers=KEY).json() == models[1]
     for name in (MODEL, "org/other"):
         assert post(frontend, "/v1/completions", COMPLETION | {"model": name}).json()["model"] == MODEL
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_probes_may_ask_for_the_head_alone(frontend: Frontend, path: str):
-    answer = httpx.head(frontend.url + path)
+    answer = http.head(frontend.url + path)
     assert (answer.status_code, answer.content) == (200, b"")
 
 
@@ -138,14 +139,14 @@ def test_a_page_of_an_allowed_origin(frontend: Frontend):
     """Its browser asks first, without a key; and it is not taken for this machine, though it runs there."""
     asked = {"origin": PAGE, "access-control-request-method": "POST"}
     asked["access-control-request-headers"] = "authorization,content-type"
-    question = httpx.options(f"{frontend.url}/v1/completions", headers=asked)
+    question = http.options(f"{frontend.url}/v1/completions", headers=asked)
     assert question.status_code == 200
     assert question.headers["access-control-allow-origin"] == PAGE
     assert "authorization" in question.headers["access-control-allow-headers"]
     for answer, status in (
         (post(frontend, "/v1/completions", COMPLETION | {"stream": True}, origin=PAGE), 200),
         (post(frontend, "/v1/completions", COMPLETION | {"n": 0}, origin=PAGE), 400),
-        (httpx.get(f"{frontend.url}/v1/models", headers={"origin": PAGE}), 401),
+        (http.get(f"{frontend.url}/v1/models", headers={"origin": PAGE}), 401),
     ):
         assert answer.status_code == status
         assert answer.headers["access-control-allow-origin"] == PAGE
@@ -154,7 +155,7 @@ def test_a_page_of_an_allowed_origin(frontend: Frontend):
 
 def test_pages_of_other_origins(frontend: Frontend):
     asked = {"origin": "https://other.example", "access-control-request-method": "POST"}
-    question = httpx.options(f"{frontend.url}/v1/completions", headers=asked)
+    question = http.options(f"{frontend.url}/v1/completions", headers=asked)
     assert question.status_code == 400
     assert "access-control-allow-origin" not in question.headers
     answer = post(frontend, "/v1/completions", COMPLETION, origin="https://other.example")

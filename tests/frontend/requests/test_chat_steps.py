@@ -5,7 +5,6 @@ import shutil
 import threading
 from pathlib import Path
 
-import httpx
 import pytest
 
 from common.errors import RequestRejected
@@ -14,6 +13,7 @@ from scheduler_svc.frontend.requests.chat_steps import ChatRenderer, Conversatio
 from scheduler_svc.frontend.text.long_work import NUM_THREADS, WORTH_A_THREAD, LongWork
 from tests.frontend.links import in_event_loop
 from tests.support.frontend_process import running_frontend
+from tests.support.plain_http import http
 
 
 class Puppet:
@@ -111,7 +111,7 @@ def test_a_template_that_a_client_can_keep_busy_ends_its_request_alone(tmp_path:
             ("/v1/responses", {"model": "m", "input": "loop"}),
             ("/tokenize", {"messages": messages}),
         ):
-            answer = httpx.post(f"{frontend.url}{path}", json=body, timeout=60)
+            answer = http.post(f"{frontend.url}{path}", json=body, timeout=60)
             assert answer.status_code == 400, (path, answer.text)
             assert "the model's chat template takes more than 1 s for this conversation" in answer.text
         assert list(stream)
