@@ -61,7 +61,7 @@ class Frontend:
                 return http.get(f"{self.url}/ready", timeout=5).status_code == 200
             return False
 
-        eventually(is_ready, 30, lambda: f"that the frontend is ready:\n{self.log}")
+        eventually(is_ready, 120, lambda: f"that the frontend is ready:\n{self.log}")
 
     @property
     def log(self) -> str:
