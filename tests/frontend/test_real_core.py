@@ -12,10 +12,10 @@ import pytest
 from common import messages as m
 from scheduler_svc.core.requests import retention
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.server.journal import Journal
 from tests.frontend.sse import Event, events_after, events_in, events_of, text_of
 from tests.support.core import FakeExecutor, RunningCore, running_core
+from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.eventually import eventually
 from tests.support.frontend_process import MODEL, Frontend
 from tests.support.hello import LIMITS
@@ -55,9 +55,9 @@ def frontend(core: RunningCore, tmp_path: Path) -> Iterator[Frontend]:
         executor.kill()
 
 
-def expected_text(tokenizer: Tokenizer, prompt: list[int]) -> str:
+def expected_text(prompt: list[int]) -> str:
     """What the oracle says after a prompt."""
-    detokenizer = Detokenizer(tokenizer.token_bytes)
+    detokenizer = Detokenizer(TOKENIZER.token_bytes)
     params = m.SamplingParams(max_tokens=MAX_TOKENS)
     return detokenizer.feed(expected_output(prompt, params, LIMITS.vocab_size)) + detokenizer.flush()
 
@@ -67,7 +67,7 @@ def texts_of(events: list) -> list[str]:
     return [text_of(events, choice) for choice in range(4)]
 
 
-def test_breaking_off_and_going_on(frontend: Frontend, tokenizer: Tokenizer):
+def test_breaking_off_and_going_on(frontend: Frontend):
     seen = []
     with http.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}) as answer:
         events = events_in(answer)
@@ -77,23 +77,23 @@ def test_breaking_off_and_going_on(frontend: Frontend, tokenizer: Tokenizer):
         with http.stream("GET", f"{frontend.url}/v1/requests/r/events", headers=headers) as answer:
             assert answer.status_code == 200
             seen += [event for event, _ in zip(events_in(answer), range(30), strict=False)]
-    assert texts_of(seen) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+    assert texts_of(seen) == [expected_text(prompt) for prompt in PROMPTS for _ in range(2)]
     assert seen[-2].data["usage"]["completion_tokens"] == 4 * MAX_TOKENS
     assert seen[-2].data["usage"]["prompt_tokens"] == 5
     assert len({event.id for event in seen}) == len(seen)
     assert {event.data["system_fingerprint"] for event in seen[:-1]} == {"bt-f00d-float32"}
 
 
-def test_one_connection_takes_over_from_another(frontend: Frontend, tokenizer: Tokenizer):
+def test_one_connection_takes_over_from_another(frontend: Frontend):
     with http.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}) as answer:
         events = events_in(answer)
         next(events)
         whole = events_of(events_after(frontend, "r").content)
         assert list(events)[-1].data["error"]["code"] == "taken_over"
-    assert texts_of(whole) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+    assert texts_of(whole) == [expected_text(prompt) for prompt in PROMPTS for _ in range(2)]
 
 
-def test_another_frontend_takes_over(core: RunningCore, frontend: Frontend, tokenizer: Tokenizer, tmp_path: Path):
+def test_another_frontend_takes_over(core: RunningCore, frontend: Frontend, tmp_path: Path):
     other = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "other-log")
     try:
         other.wait_until_ready()
@@ -103,7 +103,7 @@ def test_another_frontend_takes_over(core: RunningCore, frontend: Frontend, toke
             next(events)
             whole = events_of(events_after(other, "r").content)
             assert list(events)[-1].data["error"]["code"] == "taken_over"
-        assert texts_of(whole) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+        assert texts_of(whole) == [expected_text(prompt) for prompt in PROMPTS for _ in range(2)]
     finally:
         other.stop()
 
@@ -169,7 +169,7 @@ def test_the_first_prompt_ends_long_before_the_second(
         executor.kill()
 
 
-def test_a_core_that_comes_back_with_its_journal(tmp_path: Path, tokenizer: Tokenizer):
+def test_a_core_that_comes_back_with_its_journal(tmp_path: Path):
     with running_core(tmp_path, journal=Journal(tmp_path / "journal")) as core:
         executor = FakeExecutor(core.back, step_s=0.02)
         frontend = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "log")
@@ -190,7 +190,7 @@ def test_a_core_that_comes_back_with_its_journal(tmp_path: Path, tokenizer: Toke
             frontend.stop()
             executor.kill()
     assert seen[-1].data == "[DONE]"
-    assert texts_of(seen) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+    assert texts_of(seen) == [expected_text(prompt) for prompt in PROMPTS for _ in range(2)]
 
 
 def test_after_a_restart_what_could_not_be_resumed_is_not_known(tmp_path: Path):

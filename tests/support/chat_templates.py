@@ -1,4 +1,9 @@
-"""Chat templates in the manner of published ones."""
+"""Chat templates in the manner of published ones, and models that have one."""
+
+import shutil
+from pathlib import Path
+
+from common.model_files import DEMO_MODEL_DIR
 
 # In the manner of Qwen3's: ChatML, tools as JSON lines, earlier thoughts dropped, thinking switched off by a variable.
 QWEN3_LIKE = r"""
@@ -65,3 +70,11 @@ QWEN3_LIKE = r"""
     {%- endif %}
 {%- endif %}
 """
+
+
+def model_with_template(folder: Path, template: str) -> Path:
+    """Return a folder with the demo model's files but for its weights, and with this chat template."""
+    model = folder / "model"
+    shutil.copytree(DEMO_MODEL_DIR, model, ignore=shutil.ignore_patterns("*.safetensors", "*.md"))
+    (model / "chat_template.jinja").write_text(template)
+    return model

@@ -1,33 +1,27 @@
 """The published anthropic client, unchanged: messages, streams, tools, thoughts, errors, counts."""
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import anthropic
 import httpx
 import pydantic
 import pytest
 from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
-from llguidance import LLMatcher, LLTokenizer
 
 from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers.messages_api.blocks import _input
-from tests.support.chat_templates import QWEN3_LIKE
-from tests.support.demo_tokenizer import EOS, TOKENIZER, decoded, ids
+from tests.frontend.thinker import CALL, CITY, accepts, answering, prompt_of, running_thinker
+from tests.support.demo_tokenizer import EOS, ids
 from tests.support.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
-from tests.support.frontend_process import Frontend, running_frontend
+from tests.support.frontend_process import Frontend
 from tests.support.plain_http import http
 
 MODEL = "thinker"
 KEY = "alpha"
 USER = [{"role": "user", "content": "Rain?"}]
 ASKED = {"model": MODEL, "max_tokens": 100, "messages": USER}
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "weather", "description": "d", "input_schema": CITY}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 THOUGHT = "<think>\nI look.\n</think>\n\n"
 THINKS = {"type": "enabled", "budget_tokens": 50}
 
@@ -35,12 +29,8 @@ THINKS = {"type": "enabled", "budget_tokens": 50}
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
     """A model with Qwen3's habits and the demo model's tokens, behind an API key."""
-    folder = tmp_path_factory.mktemp("model")
-    for path in DEMO_MODEL_DIR.glob("*.json"):
-        shutil.copy(path, folder)
-    Path(folder, "chat_template.jinja").write_text(QWEN3_LIKE)
-    names = ("--served-model-name", MODEL, "--served-model-name", "other")
-    with running_frontend("--model", str(folder), *names, BATON_API_KEYS=KEY) as frontend:
+    folder, another = tmp_path_factory.mktemp("model"), ("--served-model-name", "other")
+    with running_thinker(folder, *another, name=MODEL, BATON_API_KEYS=KEY) as frontend:
         yield frontend
 
 
@@ -54,22 +44,6 @@ def core(thinker: Frontend) -> FakeCore:
 def client(thinker: Frontend, core: FakeCore) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=thinker.url, api_key=KEY, max_retries=0, timeout=20) as client:
         yield client
-
-
-def answering(core: FakeCore, text: str, **more: float) -> None:
-    core.script = say([*ids(text), EOS], "stop", **more)
-
-
-def prompt_of(submit: m.Submit) -> str:
-    return decoded(tokens_of(submit.prompt))
-
-
-def accepts(submit: m.Submit, text: str) -> bool:
-    assert submit.params.constraints is not None
-    matcher = LLMatcher(
-        LLTokenizer(str(TOKENIZER.folder / "tokenizer.json"), eos_token=[EOS]), submit.params.constraints.grammar
-    )
-    return matcher.consume_tokens(ids(text)) and matcher.is_accepting()
 
 
 def as_sent(message: Message) -> list[dict]:

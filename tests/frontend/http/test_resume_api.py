@@ -8,6 +8,7 @@ import pytest
 
 from common import messages as m
 from tests.frontend.sse import Event, events_after, events_in, events_of, text_of
+from tests.support.demo_tokenizer import ids
 from tests.support.eventually import eventually
 from tests.support.fake_core import FakeCore, Step, delta, outputs, say, silence
 from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape
@@ -15,12 +16,12 @@ from tests.support.plain_http import NO_TLS, http
 
 STREAM = COMPLETION | {"stream": True, "max_tokens": 1000}
 WORDS = list(range(300, 340))
-ids = iter(f"my.own_id-{i}" for i in range(10**6))
+names = iter(f"my.own_id-{i}" for i in range(10**6))
 
 
 @pytest.fixture
 def request_id() -> str:
-    return next(ids)
+    return next(names)
 
 
 def open_stream(frontend: Frontend, body: dict) -> httpx.Response:
@@ -222,8 +223,8 @@ def test_what_the_core_is_told_of_a_request(frontend: Frontend, core: FakeCore, 
     assert not core.submits[1].context  # once is enough
 
 
-def test_a_stop_string_is_found_again(frontend: Frontend, core: FakeCore, tokenizer, request_id: str):
-    core.script = say(tokenizer.encode(["one two three four five six"], add_special_tokens=False)[0], pause_s=0.01)
+def test_a_stop_string_is_found_again(frontend: Frontend, core: FakeCore, request_id: str):
+    core.script = say(ids("one two three four five six"), pause_s=0.01)
     body = STREAM | {"request_id": request_id, "resumable": True, "stop": [" four"]}
     events = events_of(frontend.post("/v1/completions", body).content)
     assert text_of(events) == "one two three"
@@ -236,11 +237,9 @@ def test_a_stop_string_is_found_again(frontend: Frontend, core: FakeCore, tokeni
 
 
 @pytest.mark.parametrize("replay_size", [1, 7, 1000])
-def test_log_probabilities_go_on_after_any_event(
-    frontend: Frontend, core: FakeCore, tokenizer, request_id: str, replay_size: int
-):
+def test_log_probabilities_go_on_after_any_event(frontend: Frontend, core: FakeCore, request_id: str, replay_size: int):
     """The other connection knows from the request's context how many there are, and which tokens have text."""
-    tokens = tokenizer.encode(["one <|im_end|>two 月 three four"], add_special_tokens=False)[0]
+    tokens = ids("one <|im_end|>two 月 three four")
     core.script, core.replay_size = say(tokens, pause_s=0.005), replay_size
     asked = {"logprobs": 2, "stop": " four", "include_stop_str_in_output": True, "skip_special_tokens": False}
     body = STREAM | asked | {"request_id": request_id, "resumable": True, "n": 2, "min_tokens": 1}

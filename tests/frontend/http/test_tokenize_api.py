@@ -12,6 +12,7 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.requests.body import MAX_VALUES
 from scheduler_svc.frontend.requests.limits import MAX_ECHOED_BYTES
 from scheduler_svc.frontend.requests.tokenization import DetokenizeRequest, detokenize
+from tests.support.demo_tokenizer import TOKENIZER, ids
 from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
 from tests.support.plain_http import http
 
@@ -32,9 +33,9 @@ def post(frontend: Frontend, path: str, body: object, **headers: str) -> httpx.R
     return http.post(f"{frontend.url}{path}", json=body, headers=KEY | headers)
 
 
-def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend, tokenizer):
+def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend):
     answer = post(frontend, "/tokenize", {"model": MODEL, "prompt": TEXT, "return_token_strs": True}).json()
-    [tokens] = tokenizer.encode([TEXT], add_special_tokens=True)
+    [tokens] = TOKENIZER.encode([TEXT], add_special_tokens=True)
     assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (tokens, len(tokens), 2048)
     assert len(answer["token_strs"]) == len(tokens)
     assert answer["token_strs"][0] == "one"
@@ -42,33 +43,33 @@ def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend, tokenizer):
     assert "token_strs" not in post(frontend, "/tokenize", {"prompt": ""}).json()
 
 
-def test_a_chat_template_of_ones_own(tmp_path, tokenizer):
+def test_a_chat_template_of_ones_own(tmp_path):
     (tmp_path / "chosen").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     with running_frontend("--chat-template", str(tmp_path / "chosen"), BATON_API_KEYS="alpha") as frontend:
         answer = post(frontend, "/tokenize", CHAT).json()
-    assert answer["tokens"] == tokenizer.encode(["user: hi\n"], add_special_tokens=False)[0]
+    assert answer["tokens"] == ids("user: hi\n")
 
 
 @given(st.text(max_size=30), st.lists(st.integers(128, 255), max_size=6), st.integers(1, 7))
-def test_tokens_become_the_same_text_in_pieces_of_any_size(tokenizer, text, bad, size):
+def test_tokens_become_the_same_text_in_pieces_of_any_size(text, bad, size):
     """Characters whose tokens are in two pieces are whole, and bytes that are none are U+FFFD."""
-    [tokens] = tokenizer.encode([text], add_special_tokens=False)
-    alone = {data[0]: token for token, data in tokenizer.token_bytes.items() if len(data) == 1}
+    tokens = ids(text)
+    alone = {data[0]: token for token, data in TOKENIZER.token_bytes.items() if len(data) == 1}
     tokens += [alone[byte] for byte in bad]
-    answer = detokenize(DetokenizeRequest(tokens=tokens), tokenizer, tokens_at_once=size)
-    assert answer.prompt == b"".join(tokenizer.all_token_bytes[token] for token in tokens).decode(errors="replace")
+    answer = detokenize(DetokenizeRequest(tokens=tokens), TOKENIZER, tokens_at_once=size)
+    assert answer.prompt == b"".join(TOKENIZER.all_token_bytes[token] for token in tokens).decode(errors="replace")
 
 
-def test_a_text_of_tokens_is_bounded(tokenizer):
-    [tokens] = tokenizer.encode([TEXT], add_special_tokens=False)
+def test_a_text_of_tokens_is_bounded():
+    tokens = ids(TEXT)
     body, size = DetokenizeRequest(tokens=tokens), len(TEXT.encode())
-    assert detokenize(body, tokenizer, max_bytes=size).prompt == TEXT
+    assert detokenize(body, TOKENIZER, max_bytes=size).prompt == TEXT
     with pytest.raises(ApiError, match=f"has {size} bytes; {size - 1} are allowed"):
-        detokenize(body, tokenizer, max_bytes=size - 1)
+        detokenize(body, TOKENIZER, max_bytes=size - 1)
     [token] = tokens[:1]
-    too_many = [token] * (MAX_ECHOED_BYTES // len(tokenizer.token_bytes[token]) + 1)
+    too_many = [token] * (MAX_ECHOED_BYTES // len(TOKENIZER.token_bytes[token]) + 1)
     with pytest.raises(ApiError, match=f"{MAX_ECHOED_BYTES} are allowed"):
-        detokenize(DetokenizeRequest(tokens=too_many), tokenizer)
+        detokenize(DetokenizeRequest(tokens=too_many), TOKENIZER)
 
 
 def test_a_conversation_becomes_what_the_model_is_given(frontend: Frontend):

@@ -1,7 +1,6 @@
 """Chats whose rendering takes long hold up neither the event loop, nor threads for other work, nor other clients."""
 
 import asyncio
-import shutil
 import threading
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.requests.chat_steps import ChatRenderer, Conversation
 from scheduler_svc.frontend.text.long_work import NUM_THREADS, WORTH_A_THREAD, LongWork
 from tests.frontend.links import in_event_loop
+from tests.support.chat_templates import model_with_template
 from tests.support.frontend_process import running_frontend
 from tests.support.plain_http import http
 
@@ -96,11 +96,9 @@ async def test_one_that_is_refused_or_cancelled_leaves_the_turn_to_the_next(pupp
 
 def test_a_template_that_a_client_can_keep_busy_ends_its_request_alone(tmp_path: Path):
     """Through every endpoint that renders; and the stream of another goes on meanwhile."""
-    model = tmp_path / "model"
-    shutil.copytree(DEMO_MODEL_DIR, model)
-    source = (model / "chat_template.jinja").read_text()
+    source = (DEMO_MODEL_DIR / "chat_template.jinja").read_text()
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    (model / "chat_template.jinja").write_text(f"{{% if 'loop' in messages[0].content %}}{loop}{{% endif %}}{source}")
+    model = model_with_template(tmp_path, f"{{% if 'loop' in messages[0].content %}}{loop}{{% endif %}}{source}")
     messages = [{"role": "user", "content": "loop"}]
     with running_frontend("--model", str(model), "--served-model-name", "m") as frontend:
         stream = frontend.client().completions.create(model="m", prompt="x", stream=True)
