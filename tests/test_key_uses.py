@@ -10,9 +10,9 @@ import pytest
 from scheduler_svc import key_uses
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from scheduler_svc.key_uses import NOTED_EVERY_S, USES_FOLDER, KeyUses, last_uses, name_of_use
-from tests.frontend.harness import running_frontend
 from tests.support.clock import Clock
 from tests.support.eventually import eventually
+from tests.support.frontend_process import running_frontend
 
 KEY, OTHER = digest("key"), digest("other")
 

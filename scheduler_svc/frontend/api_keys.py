@@ -1,12 +1,12 @@
 """The API keys that a frontend accepts, and the client that each stands for."""
 
 import hmac
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
+from common.clocks import Clocks, read_clocks
 from common.logging import get_logger
 from common.messages import MAX_PRIORITY
 from scheduler_svc.api_key_file import ApiKey, ApiKeysError, digest, read_key_file, unnamed, version_of
@@ -51,10 +51,9 @@ class ApiClient:
     weight: float = 1.0
     address: str = field(default="", repr=False)
 
-    @property
-    def has_expired(self) -> bool:
-        """Whether its key is accepted no longer."""
-        return time.time() >= self.expires_at
+    def has_expired(self, now: float) -> bool:
+        """Whether its key is accepted no longer, `now` in seconds since 1970."""
+        return now >= self.expires_at
 
 
 class ApiKeys:
@@ -64,18 +63,27 @@ class ApiKeys:
         plain: keys themselves, without names (`api_key_file.unnamed`).
         path: of the file; None for no file. With a file that has no keys, no request is let in.
         uses: is told when a key of the file is used.
+        clocks: what the machine's clocks show.
 
     Raises:
         ApiKeysError: the file cannot be used now. When that happens later, the previous keys stay.
     """
 
-    def __init__(self, plain: Sequence[str] = (), path: Path | None = None, uses: KeyUses | None = None) -> None:
+    def __init__(
+        self,
+        plain: Sequence[str] = (),
+        path: Path | None = None,
+        uses: KeyUses | None = None,
+        *,
+        clocks: Callable[[], Clocks] = read_clocks,
+    ) -> None:
         self._uses = uses
+        self._clocks = clocks
         self._plain = [_client_of(unnamed(key)) for key in plain]
         self._path = path
         self._seen = self._look()
         self._clients = [*self._plain, *self._read()]
-        self._look_at = time.monotonic() + RELOAD_INTERVAL_S
+        self._look_at = clocks().monotonic_s + RELOAD_INTERVAL_S
         self._failure = ""  # why the file could not be read the last time
         self._missing: dict[str, tuple[ApiClient, float]] = {}  # by id, since when
 
@@ -95,7 +103,7 @@ class ApiKeys:
     def client_of(self, key: str) -> ApiClient | None:
         """The client with this key; None if there is none, or it has expired."""
         found = self._client_of(key)
-        if found is None or found.has_expired:
+        if found is None or self._has_expired(found):
             return None
         if self._uses is not None and found not in self._plain:
             self._uses.used(found.sha256)
@@ -104,7 +112,7 @@ class ApiKeys:
     def expired_client_of(self, key: str) -> ApiClient | None:
         """The client whose key this was until it expired; None if it is no such key."""
         found = self._client_of(key)
-        return found if found is not None and found.has_expired else None
+        return found if found is not None and self._has_expired(found) else None
 
     def _client_of(self, key: str) -> ApiClient | None:
         self._reload_if_due()
@@ -117,7 +125,7 @@ class ApiKeys:
     def has(self, client: ApiClient) -> bool:
         """Tell whether the key with which a client came is still there, with the same rights, and has not expired."""
         self._reload_if_due()
-        return not self.are_required or (client in self._clients and not client.has_expired)
+        return not self.are_required or (client in self._clients and not self._has_expired(client))
 
     def of_id(self, client_id: str) -> ApiClient | None:
         """Find the client with this id, for what it has left to be done; None if it has no key, or none that has not
@@ -126,21 +134,24 @@ class ApiKeys:
         if not self.are_required:
             return ApiClient("", "", 0, is_admin=False, may_read_status=False) if not client_id else None
         self._reload_if_due()
-        own = (client for client in reversed(self._clients) if client.id == client_id and not client.has_expired)
+        own = (client for client in reversed(self._clients) if client.id == client_id and not self._has_expired(client))
         return next(own, None)
 
     def newly_revoked(self) -> list[ApiClient]:
         """Return the clients whose keys were there, and were missing when the file was read whole, and again
         `REVOKED_AFTER_S` later. Each is returned once. To be called every second or so."""
         self._reload_if_due()
-        now = time.monotonic()
+        now = self._clocks().monotonic_s
         due = [client_id for client_id, (_, since) in self._missing.items() if now - since >= REVOKED_AFTER_S]
         if not due or not self._reload():
             return []
         return [self._missing.pop(client_id)[0] for client_id in due if client_id in self._missing]
 
+    def _has_expired(self, client: ApiClient) -> bool:
+        return client.has_expired(self._clocks().wall_s)
+
     def _reload_if_due(self) -> None:
-        now = time.monotonic()
+        now = self._clocks().monotonic_s
         if now < self._look_at:
             return
         self._look_at = now + RELOAD_INTERVAL_S
@@ -161,7 +172,7 @@ class ApiKeys:
             return False
         self._failure = ""
         before, self._clients = self._clients, clients
-        ids, now = self._ids, time.monotonic()
+        ids, now = self._ids, self._clocks().monotonic_s
         self._missing = {client_id: found for client_id, found in self._missing.items() if client_id not in ids}
         for client in before:
             if client.id not in ids:

@@ -34,6 +34,11 @@ class ClientTurns:
         self._max_waiting = max_waiting
         self._too_many = too_many
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is done or waits."""
+        return not self._queues
+
     @contextlib.asynccontextmanager
     async def take(self, client: str) -> AsyncIterator[None]:
         """Wait for the client's turn, and keep it for the `async with` block. Raises ApiError (503) if too many of its

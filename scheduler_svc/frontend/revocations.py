@@ -19,9 +19,6 @@ from scheduler_svc.store import owners
 from scheduler_svc.store.errors import StoreError
 from scheduler_svc.store.store_thread import SERVICE
 
-INTERVAL_S = 1.0
-AGAIN_S = 60.0  # later once more: for requests whose heads came with the key, and whose bodies or turns came after it
-
 _ERRORS = errors_json([BatchError("invalid_api_key", "The API key of this batch was revoked.")])
 
 log = get_logger(__name__)
@@ -32,12 +29,25 @@ class Revocations:
 
     Args:
         storage: None where nothing is kept.
+        interval_s: between two looks at the keys.
+        again_s: after so long all is ended once more, for requests whose heads came with the key, and whose bodies or
+            turns came after it was revoked.
     """
 
-    def __init__(self, keys: ApiKeys, link: CoreLink, storage: Storage | None) -> None:
+    def __init__(
+        self,
+        keys: ApiKeys,
+        link: CoreLink,
+        storage: Storage | None,
+        *,
+        interval_s: float = 1.0,
+        again_s: float = 60.0,
+    ) -> None:
         self._keys = keys
         self._link = link
         self._storage = storage
+        self._interval_s = interval_s
+        self._again_s = again_s
         self._due: dict[str, list[float]] = {}  # when to end what a client has open, by its id
 
     async def run(self) -> None:
@@ -47,13 +57,13 @@ class Revocations:
                 await self._look()
             except Exception:
                 log.exception("internal error")
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(self._interval_s)
 
     async def _look(self) -> None:
         now = time.monotonic()
         for client in self._keys.newly_revoked():
             log.warning("API key revoked, ending what it has open", client=client.name, id=client.id)
-            self._due[client.id] = [now, now + AGAIN_S]
+            self._due[client.id] = [now, now + self._again_s]
         for client_id, times in list(self._due.items()):
             if self._keys.of_id(client_id) is not None:  # it is back
                 del self._due[client_id]

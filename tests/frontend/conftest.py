@@ -1,22 +1,22 @@
-"""One frontend process for the tests of a module that need nothing special of it."""
+"""One frontend process for all tests that need nothing special of it; a module that does has a `shared_frontend`."""
 
 from collections.abc import Iterator
 
 import openai
 import pytest
 
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import FakeCore
-from tests.frontend.harness import Frontend, running_frontend
+from tests.support.demo_tokenizer import TOKENIZER
+from tests.support.fake_core import FakeCore
+from tests.support.frontend_process import Frontend, running_frontend
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return Tokenizer(DEMO_MODEL_DIR)
+    return TOKENIZER
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_frontend() -> Iterator[Frontend]:
     with running_frontend() as frontend:
         yield frontend

@@ -9,7 +9,7 @@ from typing import Any
 
 from common import messages as m
 from scheduler_svc.frontend.link.core_link import CoreLink
-from tests.frontend.fake_core import FakeCore, Script, echo, int32
+from tests.support.fake_core import FakeCore, Script, echo, int32
 
 PARAMS = m.SamplingParams(max_tokens=5)
 HELLO_INTERVAL_S = 0.1
@@ -20,8 +20,9 @@ def submit(request_id: str = "r") -> m.Submit:
 
 
 @asynccontextmanager
-async def running_link(endpoint: str) -> AsyncIterator[CoreLink]:
-    link = CoreLink(endpoint, hello_interval_s=HELLO_INTERVAL_S)
+async def running_link(endpoint: str, **how: Any) -> AsyncIterator[CoreLink]:
+    """A link that runs."""
+    link = CoreLink(endpoint, hello_interval_s=HELLO_INTERVAL_S, **how)
     task = asyncio.create_task(link.run())
     try:
         yield link
@@ -32,17 +33,18 @@ async def running_link(endpoint: str) -> AsyncIterator[CoreLink]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    """Return when the condition holds: soon where it will, so the limit is for those that never do."""
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
-async def linked_core(folder: Path, script: Script = echo) -> AsyncIterator[tuple[FakeCore, CoreLink]]:
+async def linked_core(folder: Path, script: Script = echo, **how: Any) -> AsyncIterator[tuple[FakeCore, CoreLink]]:
     """A fake core, and a link to it that is up."""
     core = FakeCore(folder, script=script)
     try:
-        async with running_link(core.endpoint) as link:
+        async with running_link(core.endpoint, **how) as link:
             await until(lambda: link.is_up)
             yield core, link
     finally:

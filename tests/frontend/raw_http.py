@@ -4,16 +4,21 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from scheduler_svc.frontend.http.connection_guard import ConnectionLimits
+from common.logging import QuietLog, get_logger
+from scheduler_svc.frontend.http.connection_guard import ConnectionGuard, ConnectionLimits, GuardLogs
 from scheduler_svc.frontend.http.server import http_config
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 
 HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
+READER_DROPPED, REFUSED = "reader dropped", "connection refused"
 ABORTED = (ConnectionError, asyncio.IncompleteReadError)
+
+log = get_logger(__name__)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,12 +81,18 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    limits: ConnectionLimits, served: ASGIApp = app, counts: RequestCounts | None = None
+    limits: ConnectionLimits,
+    served: ASGIApp = app,
+    counts: RequestCounts | None = None,
+    guard: type[ConnectionGuard] = ConnectionGuard,
 ) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
-    """A server, guarded; gives what connects to it."""
+    """A server, guarded; gives what connects to it. It logs all that it would log now and then."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        server = uvicorn.Server(http_config(served, limits, counts or RequestCounts()))
+        logs = GuardLogs(*(QuietLog(log, event, interval_s=0.0) for event in (READER_DROPPED, REFUSED)))
+        config = http_config(served, limits, counts or RequestCounts(), logs=logs)
+        config.http = partial(guard, **config.http.keywords)
+        server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         clients: list[Client] = []
 

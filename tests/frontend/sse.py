@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from tests.frontend.harness import Frontend
+from tests.support.frontend_process import Frontend
+from tests.support.plain_http import http
 
 
 class Event(NamedTuple):
@@ -32,7 +33,7 @@ def events_in(answer: httpx.Response) -> Iterator[Event]:
 def events_after(frontend: Frontend, request_id: str, event_id: str = "", **headers: str) -> httpx.Response:
     """The complete answer of the events endpoint."""
     headers |= {"last-event-id": event_id} if event_id else {}
-    return httpx.get(f"{frontend.url}/v1/requests/{request_id}/events", headers=headers, timeout=20)
+    return http.get(f"{frontend.url}/v1/requests/{request_id}/events", headers=headers)
 
 
 def text_of(events: list[Event], choice: int = 0) -> str:

@@ -11,22 +11,22 @@ import httpx
 import msgspec
 import pytest
 
+from common import clocks
 from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.api_key_file import ApiKey, ApiKeysError, digest, encode_key_file, is_reserved, new_key
-from scheduler_svc.frontend import api_keys
 from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.callers import Callers
 from scheduler_svc.frontend.http.middleware import RequireApiKey
 from scheduler_svc.frontend.requests.schemas import CompletionRequest
 from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.kv_event_options import salt_of_group
-from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
 from tests.support.clock import Clock
+from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.eventually import eventually
+from tests.support.frontend_process import COMPLETION, assert_openai_shape, running_frontend
 from tests.support.other_user import needs_root
+from tests.support.plain_http import NO_TLS, http
 
 ALICE, BOB = new_key(), new_key()
 
@@ -60,11 +60,16 @@ def write(path, *entries):
     path.with_name("new").replace(path)
 
 
+class Clocks(Clock):
+    """The machine's clocks, as `ApiKeys` asks them."""
+
+    def __call__(self):
+        return clocks.Clocks(self.time(), self.now, self.now)
+
+
 @pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(api_keys, "time", clock)
-    return clock
+def clock():
+    return Clocks()
 
 
 def test_keys_of_both_kinds(file):
@@ -105,7 +110,7 @@ def test_a_file_from_before_there_were_such_rights(file):
 def test_a_weight_counts_for_the_requests_that_come_after_its_change(file, clock):
     write(file, entry("alice", ALICE, weight=2.5), entry("bob", BOB))
     assert "weight" not in msgspec.json.decode(file.read_bytes())["keys"][1], "older releases read what they know"
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     assert [Asked(keys.client_of(key)).submit.weight for key in (ALICE, BOB)] == [2.5, 1.0]
     write(file, entry("alice", ALICE, weight=0.01), entry("bob", BOB))
     clock.now += 1.5
@@ -124,7 +129,7 @@ def test_without_keys_nobody_is_asked_but_an_empty_file_lets_nobody_in(file):
 def test_a_client_is_found_by_its_id_as_long_as_it_has_a_key(file, clock):
     """For work that goes on without a request: responses in the background, and batches."""
     write(file, entry("alice", ALICE, max_open_requests=3), entry("bob", BOB))
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     alice, bob = keys.client_of(ALICE), keys.client_of(BOB)
     assert keys.of_id(alice.id) == alice
     assert keys.of_id("alice") is None, "a name is no owner"
@@ -140,7 +145,7 @@ def test_a_client_is_found_by_its_id_as_long_as_it_has_a_key(file, clock):
 
 
 def test_a_name_that_is_given_again_is_another_client(file, clock):
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     before = keys.client_of(ALICE)
     write(file, entry("alice", BOB))
     clock.now += 1.5
@@ -156,7 +161,7 @@ def test_a_second_key_is_the_same_client(file, clock):
     """That is how keys are rotated: whoever has the old key or the new one has what belongs to the client."""
     first = entry("alice", ALICE)
     write(file, first, entry("alice", BOB, id=first.client_id, max_open_requests=5))
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     old, new = keys.client_of(ALICE), keys.client_of(BOB)
     assert old.id == new.id == digest(ALICE)[:32]
     assert old.cache_domain == new.cache_domain
@@ -176,7 +181,7 @@ def at(seconds):
 def test_a_key_that_has_expired_lets_nobody_in_and_ends_nothing(file, clock):
     """What its client has is deleted once an operator revokes it; to forget to renew a key is not that."""
     write(file, entry("alice", ALICE, expires=at(100)), entry("bob", BOB))
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     alice = keys.client_of(ALICE)
     assert (keys.of_id(alice.id), keys.expired_client_of(ALICE)) == (alice, None)
     clock.now = 100
@@ -194,18 +199,18 @@ def test_who_comes_with_a_key_that_has_expired_is_told_so(guarded):
     write(guarded.key_file, entry("alice", ALICE), entry("bob", BOB, expires=datetime(2026, 1, 1, tzinfo=UTC)))
 
     def message(headers):
-        return assert_openai_shape(httpx.get(f"{guarded.url}/v1/models", headers=headers), 401)["message"]
+        return assert_openai_shape(http.get(f"{guarded.url}/v1/models", headers=headers), 401)["message"]
 
     for headers in (bearer(BOB), {"x-api-key": BOB}):
         eventually(lambda sent=headers: "'bob' expired at 2026-01-01T00:00:00+00:00" in message(sent), 5)
-    assert httpx.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
+    assert http.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
 
 
 def test_a_key_is_there_as_long_as_it_is_itself_with_its_rights(file, clock):
     """For what goes on while a connection is open; the other key of its client is another one."""
     first = entry("alice", ALICE)
     write(file, first, entry("alice", BOB, id=first.client_id))
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     old, new = keys.client_of(ALICE), keys.client_of(BOB)
     assert keys.has(old)
     assert keys.has(new)
@@ -228,7 +233,7 @@ def revoked_in(keys, clock, seconds):
 
 def test_a_key_that_is_missing_for_ten_seconds_is_revoked_once(file, clock):
     write(file, entry("alice", ALICE), entry("bob", BOB))
-    keys = ApiKeys(["first"], file)
+    keys = ApiKeys(["first"], file, clocks=clock)
     assert revoked_in(keys, clock, 30) == []
     write(file, entry("bob", BOB))
     assert revoked_in(keys, clock, 30) == [("alice", 11)]
@@ -239,7 +244,7 @@ def test_a_key_that_is_missing_for_ten_seconds_is_revoked_once(file, clock):
 
 
 def test_a_key_that_comes_back_in_time_was_never_revoked(file, clock):
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     for _ in range(3):
         write(file, entry("bob", BOB))
         assert revoked_in(keys, clock, 9) == []
@@ -249,7 +254,7 @@ def test_a_key_that_comes_back_in_time_was_never_revoked(file, clock):
 
 def test_what_is_no_whole_file_without_a_key_revokes_nothing(file, clock, capsys):
     """Absent, damaged, unreadable, another's: nobody has said that a key is gone."""
-    keys, good = ApiKeys(path=file), file.read_bytes()
+    keys, good = ApiKeys(path=file, clocks=clock), file.read_bytes()
     file.unlink()
     assert revoked_in(keys, clock, 30) == []
     file.write_bytes(good[:-20])
@@ -273,7 +278,7 @@ def test_a_start_without_keys_or_with_others_revokes_nothing(file, clock):
     assert revoked_in(ApiKeys(), clock, 30) == []
     assert ApiKeys().known_ids() is None
     write(file, entry("bob", BOB))
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     assert revoked_in(keys, clock, 30) == []
     assert keys.known_ids() == {digest(BOB)[:32]}
     file.write_bytes(b"")
@@ -281,7 +286,7 @@ def test_a_start_without_keys_or_with_others_revokes_nothing(file, clock):
 
 
 def test_a_file_that_changes_is_read_again(file, clock, capsys):
-    keys = ApiKeys(["first"], file)
+    keys = ApiKeys(["first"], file, clocks=clock)
     write(file, entry("bob", BOB, admin=True))
     assert keys.client_of(BOB) is None, "the file is not looked at for every request"
     clock.now += 1.5
@@ -304,7 +309,7 @@ def test_a_file_that_changes_is_read_again(file, clock, capsys):
 @needs_root
 def test_a_file_is_read_again_when_its_owner_is_the_right_one(file, clock):
     """Neither its time nor its size tells of that."""
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     write(file, entry("bob", BOB))
     os.chown(file, 4711, -1)
     clock.now += 1.5
@@ -316,7 +321,7 @@ def test_a_file_is_read_again_when_its_owner_is_the_right_one(file, clock):
 
 def test_a_file_that_could_not_be_read_is_read_again_although_it_is_the_same(file, clock, monkeypatch):
     """Such as on a disk that failed for a while."""
-    keys = ApiKeys(path=file)
+    keys = ApiKeys(path=file, clocks=clock)
     write(file, entry("bob", BOB))
     with monkeypatch.context() as away:
         away.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
@@ -432,13 +437,13 @@ def bearer(key):
 
 def test_a_key_of_the_file_opens_and_one_that_is_added_does_so_later(guarded):
     url = f"{guarded.url}/v1/completions"
-    assert httpx.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200
-    assert_openai_shape(httpx.post(url, json=COMPLETION, headers=bearer(BOB)), 401)
+    assert http.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200
+    assert_openai_shape(http.post(url, json=COMPLETION, headers=bearer(BOB)), 401)
     write(guarded.key_file, entry("bob", BOB))
-    eventually(lambda: httpx.post(url, json=COMPLETION, headers=bearer(BOB)).status_code == 200, 5)
-    assert_openai_shape(httpx.post(url, json=COMPLETION, headers=bearer(ALICE)), 401)
+    eventually(lambda: http.post(url, json=COMPLETION, headers=bearer(BOB)).status_code == 200, 5)
+    assert_openai_shape(http.post(url, json=COMPLETION, headers=bearer(ALICE)), 401)
     write(guarded.key_file, entry("alice", ALICE))
-    eventually(lambda: httpx.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200, 5)
+    eventually(lambda: http.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200, 5)
 
 
 def raw(frontend):
@@ -457,13 +462,13 @@ def test_a_body_without_a_key_is_not_waited_for(guarded):
 
 
 def test_a_client_that_sends_a_large_body_reads_why_it_is_refused(guarded):
-    answer = httpx.post(f"{guarded.url}/v1/completions", content=os.urandom(7_000_000), headers=bearer("wrong"))
+    answer = http.post(f"{guarded.url}/v1/completions", content=os.urandom(7_000_000), headers=bearer("wrong"))
     assert_openai_shape(answer, 401)
 
 
 def test_strangers_cannot_flood_the_log(guarded):
     before = guarded.log.count("\n")
-    with httpx.Client() as client:
+    with httpx.Client(verify=NO_TLS) as client:
         for number in range(200):
             assert client.get(f"{guarded.url}/v1/models", headers=bearer(f"guess-{number}")).status_code == 401
     for garbage in (
@@ -475,7 +480,7 @@ def test_strangers_cannot_flood_the_log(guarded):
         for _ in range(25):
             with raw(guarded) as connection:
                 connection.sendall(garbage)
-    assert httpx.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
+    assert http.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
     assert guarded.log.count("\n") - before < 20, guarded.log
     assert "guess" not in guarded.log, "a key that is nearly right must not stand in a log"
     assert 'event="request refused" code=invalid_api_key' in guarded.log
@@ -486,8 +491,7 @@ class Asked:
 
     def __init__(self, client, **fields):
         body = {"model": "m", "prompt": "x", **fields}
-        tokenizer = Tokenizer(DEMO_MODEL_DIR)
-        request = tokenize_completion(CompletionRequest.model_validate(body), tokenizer, 100)
+        request = tokenize_completion(CompletionRequest.model_validate(body), TOKENIZER, 100)
         (self.submit,) = request.submits(client, b"")
 
 

@@ -18,10 +18,11 @@ import openai
 import pytest
 
 from common import messages as m
-from tests.frontend.fake_core import REPORT, FakeCore, Step, say, silence
-from tests.frontend.harness import MODEL, REPOSITORY, Frontend, running_frontend
 from tests.frontend.sse import events_after, events_in, events_of, text_of
 from tests.support.eventually import eventually
+from tests.support.fake_core import REPORT, FakeCore, Step, say, silence
+from tests.support.frontend_process import MODEL, REPOSITORY, Frontend, running_frontend
+from tests.support.plain_http import http
 from tests.support.processes import is_running
 
 STREAM = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2000}
@@ -64,20 +65,20 @@ def test_it_never_imports_torch_or_transformers(tmp_path: Path):
 
 
 def test_what_operators_and_probes_see(own: Frontend):
-    assert httpx.get(f"{own.url}/health").json() == {"status": "ok"}
-    assert httpx.get(f"{own.url}/ready").json() == {"status": "ready", "executors": 1}
-    status = httpx.get(f"{own.url}/status").json()
+    assert http.get(f"{own.url}/health").json() == {"status": "ok"}
+    assert http.get(f"{own.url}/ready").json() == {"status": "ready", "executors": 1}
+    status = http.get(f"{own.url}/status").json()
     assert (status["model"], status["requests_finished"]) == (REPORT.model, 3)
-    metrics = httpx.get(f"{own.url}/metrics")
+    metrics = http.get(f"{own.url}/metrics")
     assert metrics.text == "baton_running 0\n"
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     own.core.fleet = type(own.core.fleet)(num_ready=0, fingerprint="", max_model_len=0)
-    eventually(lambda: httpx.get(f"{own.url}/ready").status_code == 503, 5)
-    assert httpx.get(f"{own.url}/health").status_code == 200
+    eventually(lambda: http.get(f"{own.url}/ready").status_code == 503, 5)
+    assert http.get(f"{own.url}/health").status_code == 200
     answer = own.post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "x"}]})
     assert answer.status_code == 503  # it is not known yet how many tokens are left for the answer
     assert answer.json()["error"]["code"] == "no_executor"
-    assert httpx.get(f"{own.url}/v1/models").json()["data"][0]["max_model_len"] is None
+    assert http.get(f"{own.url}/v1/models").json()["data"][0]["max_model_len"] is None
 
 
 def test_a_request_leaves_no_line_in_the_log_unless_it_is_refused(own: Frontend):
@@ -107,7 +108,7 @@ def ask_in_threads(own: Frontend, *bodies: dict) -> tuple[list[threading.Thread]
 
     def ask(number: int) -> None:
         try:
-            with httpx.stream("POST", f"{own.url}/v1/completions", json=bodies[number], timeout=20) as answer:
+            with http.stream("POST", f"{own.url}/v1/completions", json=bodies[number]) as answer:
                 for text in answer.iter_text():
                     texts[number] += text
         except httpx.TransportError as error:
@@ -159,7 +160,7 @@ def test_a_stop_waits_for_no_answer_that_goes_on_after_it_or_cannot_end():
             threads, _, _ = ask_in_threads(own, body)
             if not is_served:
                 own.core.fleet = type(own.core.fleet)(num_ready=0, fingerprint="", max_model_len=0)
-                eventually(lambda own=own: httpx.get(f"{own.url}/ready").status_code == 503, 5)
+                eventually(lambda own=own: http.get(f"{own.url}/ready").status_code == 503, 5)
             assert own.stop() == 0, "within the 15 s that it waits"
             threads[0].join()
 
@@ -175,7 +176,7 @@ def test_a_core_that_crashes_ends_streams_with_an_error(own: Frontend):
         with pytest.raises(openai.InternalServerError) as caught:
             client.completions.create(model=MODEL, prompt="x")
         assert caught.value.status_code == 503
-        assert httpx.get(f"{own.url}/health").status_code == 503
+        assert http.get(f"{own.url}/health").status_code == 503
         own.core = FakeCore(Path(own.core.endpoint.removeprefix("ipc://")).parent)
         own.wait_until_ready()
         assert client.completions.create(model=MODEL, prompt="again").choices[0].text == "again"
@@ -261,7 +262,7 @@ def test_strangers_leave_no_lines(own: Frontend):
             connection.sendall(noise)
             while connection.recv(4096):
                 pass
-    assert httpx.get(f"{own.url}/health").status_code == 200
+    assert http.get(f"{own.url}/health").status_code == 200
     lines = own.log.removeprefix(before).splitlines()
     assert len(lines) <= 10, lines  # not one for each
 
@@ -274,7 +275,7 @@ def test_a_request_outlives_its_core(own: Frontend):
         "prompt": ["x", "y"],
         "stream_options": {"include_usage": True},
     }
-    with httpx.stream("POST", f"{own.url}/v1/completions", json=body, timeout=20) as answer:
+    with http.stream("POST", f"{own.url}/v1/completions", json=body) as answer:
         events = events_in(answer)
         first = [next(events) for _ in range(3)]
         own.core.close()
@@ -305,7 +306,7 @@ def test_another_frontend_goes_on(tmp_path: Path):
         try:
             second.wait_until_ready()
             body = STREAM | {"request_id": "wanders"}
-            with httpx.stream("POST", f"{first.url}/v1/completions", json=body, timeout=20) as answer:
+            with http.stream("POST", f"{first.url}/v1/completions", json=body) as answer:
                 events = events_in(answer)
                 begun = [next(events)]
                 whole = events_of(events_after(second, "wanders").content)
@@ -360,7 +361,7 @@ def test_several_frontends_share_a_socket(tmp_path: Path):
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
             frontends[0].terminate()
             assert frontends[0].wait(10) == 0
-            assert [httpx.get(url).status_code for _ in range(5)] == [200] * 5
+            assert [http.get(url).status_code for _ in range(5)] == [200] * 5
         finally:
             for frontend in frontends:
                 frontend.terminate()

@@ -12,14 +12,15 @@ import pytest
 from common import messages as m
 from scheduler_svc.core.requests import retention
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.server.journal import Journal
-from tests.frontend.harness import MODEL, Frontend
 from tests.frontend.sse import Event, events_after, events_in, events_of, text_of
 from tests.support.core import FakeExecutor, RunningCore, running_core
+from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.eventually import eventually
+from tests.support.frontend_process import MODEL, Frontend
 from tests.support.hello import LIMITS
 from tests.support.oracle import expected_output
+from tests.support.plain_http import NO_TLS, http
 
 PROMPTS = [[5, 6, 7], [8, 9]]
 MAX_TOKENS = 60
@@ -54,9 +55,9 @@ def frontend(core: RunningCore, tmp_path: Path) -> Iterator[Frontend]:
         executor.kill()
 
 
-def expected_text(tokenizer: Tokenizer, prompt: list[int]) -> str:
+def expected_text(prompt: list[int]) -> str:
     """What the oracle says after a prompt."""
-    detokenizer = Detokenizer(tokenizer.token_bytes)
+    detokenizer = Detokenizer(TOKENIZER.token_bytes)
     params = m.SamplingParams(max_tokens=MAX_TOKENS)
     return detokenizer.feed(expected_output(prompt, params, LIMITS.vocab_size)) + detokenizer.flush()
 
@@ -66,77 +67,77 @@ def texts_of(events: list) -> list[str]:
     return [text_of(events, choice) for choice in range(4)]
 
 
-def test_breaking_off_and_going_on(frontend: Frontend, tokenizer: Tokenizer):
+def test_breaking_off_and_going_on(frontend: Frontend):
     seen = []
-    with httpx.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}, timeout=20) as answer:
+    with http.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}) as answer:
         events = events_in(answer)
         seen += [next(events) for _ in range(9)]
     while seen[-1].data != "[DONE]":
         headers = {"last-event-id": seen[-1].id}
-        with httpx.stream("GET", f"{frontend.url}/v1/requests/r/events", headers=headers, timeout=20) as answer:
+        with http.stream("GET", f"{frontend.url}/v1/requests/r/events", headers=headers) as answer:
             assert answer.status_code == 200
             seen += [event for event, _ in zip(events_in(answer), range(30), strict=False)]
-    assert texts_of(seen) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+    assert texts_of(seen) == [expected_text(prompt) for prompt in PROMPTS for _ in range(2)]
     assert seen[-2].data["usage"]["completion_tokens"] == 4 * MAX_TOKENS
     assert seen[-2].data["usage"]["prompt_tokens"] == 5
     assert len({event.id for event in seen}) == len(seen)
     assert {event.data["system_fingerprint"] for event in seen[:-1]} == {"bt-f00d-float32"}
 
 
-def test_one_connection_takes_over_from_another(frontend: Frontend, tokenizer: Tokenizer):
-    with httpx.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}, timeout=20) as answer:
+def test_one_connection_takes_over_from_another(frontend: Frontend):
+    with http.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}) as answer:
         events = events_in(answer)
         next(events)
         whole = events_of(events_after(frontend, "r").content)
         assert list(events)[-1].data["error"]["code"] == "taken_over"
-    assert texts_of(whole) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+    assert texts_of(whole) == [expected_text(prompt) for prompt in PROMPTS for _ in range(2)]
 
 
-def test_another_frontend_takes_over(core: RunningCore, frontend: Frontend, tokenizer: Tokenizer, tmp_path: Path):
+def test_another_frontend_takes_over(core: RunningCore, frontend: Frontend, tmp_path: Path):
     other = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "other-log")
     try:
         other.wait_until_ready()
         body = BODY | {"request_id": "r", "resumable": False}
-        with httpx.stream("POST", f"{frontend.url}/v1/completions", json=body, timeout=20) as answer:
+        with http.stream("POST", f"{frontend.url}/v1/completions", json=body) as answer:
             events = events_in(answer)
             next(events)
             whole = events_of(events_after(other, "r").content)
             assert list(events)[-1].data["error"]["code"] == "taken_over"
-        assert texts_of(whole) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+        assert texts_of(whole) == [expected_text(prompt) for prompt in PROMPTS for _ in range(2)]
     finally:
         other.stop()
 
 
 def test_the_end_of_a_request(frontend: Frontend):
-    with httpx.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}, timeout=20) as answer:
+    with http.stream("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}) as answer:
         events = events_in(answer)
         next(events)
-        assert httpx.post(f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}).status_code == 409
-        assert httpx.delete(f"{frontend.url}/v1/requests/r").status_code == 204
+        assert http.post(f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"}).status_code == 409
+        assert http.delete(f"{frontend.url}/v1/requests/r").status_code == 204
         assert list(events)[-1].data["error"]["code"] == "cancelled"
-    assert httpx.delete(f"{frontend.url}/v1/requests/never").status_code == 404
-    status = httpx.get(f"{frontend.url}/status").json()
+    assert http.delete(f"{frontend.url}/v1/requests/never").status_code == 404
+    status = http.get(f"{frontend.url}/status").json()
     assert (status["running"], status["waiting"]) == (0, 0)
 
 
 def test_draining(frontend: Frontend):
-    [executor] = httpx.get(f"{frontend.url}/status").json()["executors"]
-    assert httpx.post(f"{frontend.url}/admin/executors/nobody/drain").status_code == 404
-    answer = httpx.post(f"{frontend.url}/admin/executors/fake/drain", json={"finish": True})
+    [executor] = http.get(f"{frontend.url}/status").json()["executors"]
+    assert http.post(f"{frontend.url}/admin/executors/nobody/drain").status_code == 404
+    answer = http.post(f"{frontend.url}/admin/executors/fake/drain", json={"finish": True})
     assert (answer.status_code, answer.json()) == (200, {"epoch": executor["epoch"]})
 
 
 def begun(frontend: Frontend, **fields: Any) -> tuple[httpx.Response, Iterator[Event]]:
     """A stream that has begun, and its other events."""
     request = httpx.Request("POST", f"{frontend.url}/v1/completions", json=BODY | fields)
-    answer = httpx.Client(timeout=20).send(request, stream=True)
+    answer = httpx.Client(timeout=20, verify=NO_TLS).send(request, stream=True)
     events = events_in(answer)
     next(events)
     return answer, events
 
 
 def num_open(frontend: Frontend) -> int:
-    status = httpx.get(f"{frontend.url}/status").json()
+    status = http.get(f"{frontend.url}/status").json()
     return status["running"] + status["waiting"]
 
 
@@ -156,24 +157,24 @@ def test_the_first_prompt_ends_long_before_the_second(
         ended_at = eventually(lambda: requests.table.find("r-0").ended_at)
         executor.kill()  # the second prompt waits for another one
         eventually(lambda: time.monotonic() > ended_at + 10 * retention.RETAIN_S)
-        with httpx.stream("GET", f"{frontend.url}/v1/requests/r/events", timeout=20) as answer:
+        with http.stream("GET", f"{frontend.url}/v1/requests/r/events") as answer:
             assert answer.status_code == 200
             next(events_in(answer))
         assert num_open(frontend) == 1
-        assert httpx.delete(f"{frontend.url}/v1/requests/r").status_code == 204
+        assert http.delete(f"{frontend.url}/v1/requests/r").status_code == 204
         eventually(lambda: num_open(frontend) == 0)
-        eventually(lambda: httpx.delete(f"{frontend.url}/v1/requests/r").status_code == 404)
+        eventually(lambda: http.delete(f"{frontend.url}/v1/requests/r").status_code == 404)
     finally:
         frontend.stop()
         executor.kill()
 
 
-def test_a_core_that_comes_back_with_its_journal(tmp_path: Path, tokenizer: Tokenizer):
+def test_a_core_that_comes_back_with_its_journal(tmp_path: Path):
     with running_core(tmp_path, journal=Journal(tmp_path / "journal")) as core:
         executor = FakeExecutor(core.back, step_s=0.02)
         frontend = Frontend(SimpleNamespace(endpoint=core.front), tmp_path / "log")
         frontend.wait_until_ready()
-        client = httpx.Client(timeout=20)
+        client = httpx.Client(timeout=20, verify=NO_TLS)
         request = client.build_request("POST", f"{frontend.url}/v1/completions", json=BODY | {"request_id": "r"})
         events = events_in(client.send(request, stream=True))
         seen = [next(events) for _ in range(5)]
@@ -189,7 +190,7 @@ def test_a_core_that_comes_back_with_its_journal(tmp_path: Path, tokenizer: Toke
             frontend.stop()
             executor.kill()
     assert seen[-1].data == "[DONE]"
-    assert texts_of(seen) == [expected_text(tokenizer, prompt) for prompt in PROMPTS for _ in range(2)]
+    assert texts_of(seen) == [expected_text(prompt) for prompt in PROMPTS for _ in range(2)]
 
 
 def test_after_a_restart_what_could_not_be_resumed_is_not_known(tmp_path: Path):
@@ -208,7 +209,7 @@ def test_after_a_restart_what_could_not_be_resumed_is_not_known(tmp_path: Path):
             frontend.wait_until_ready()
             assert num_open(frontend) == 0
             assert events_after(frontend, "r").status_code == 404
-            assert httpx.delete(f"{frontend.url}/v1/requests/r").status_code == 404
+            assert http.delete(f"{frontend.url}/v1/requests/r").status_code == 404
         finally:
             frontend.stop()
             executor.kill()
@@ -220,14 +221,14 @@ def test_a_stream_begins_before_there_is_an_executor(core: RunningCore, tmp_path
     try:
         eventually(lambda: is_healthy(frontend), 30)
         url = f"{frontend.url}/v1/completions"
-        with httpx.stream("POST", url, json=BODY | {"resumable": False}, timeout=20) as answer:
+        with http.stream("POST", url, json=BODY | {"resumable": False}) as answer:
             received = answer.iter_text()
             assert next(received).startswith(": keep-alive\n\n")
             assert answer.status_code == 200
             executor = FakeExecutor(core.back, step_s=0.01)
             assert "".join(received).endswith("data: [DONE]\n\n")
-        assert httpx.post(url, json={"model": "none", "prompt": "x"}).status_code == 404
-        metrics = httpx.get(f"{frontend.url}/metrics").text
+        assert http.post(url, json={"model": "none", "prompt": "x"}).status_code == 404
+        metrics = http.get(f"{frontend.url}/metrics").text
         assert 'baton_http_requests_total{code="200",path="/v1/completions"} 1.0' in metrics
         assert 'baton_requests_refused_total{code="model_not_found"} 1.0' in metrics
     finally:
@@ -238,6 +239,6 @@ def test_a_stream_begins_before_there_is_an_executor(core: RunningCore, tmp_path
 
 def is_healthy(frontend: Frontend) -> bool:
     try:
-        return httpx.get(f"{frontend.url}/health").status_code == 200
+        return http.get(f"{frontend.url}/health").status_code == 200
     except httpx.TransportError:
         return False

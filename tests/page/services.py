@@ -13,6 +13,7 @@ from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file, new_key
 from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
 from tests.e2e.service import Service
 from tests.support.eventually import eventually
+from tests.support.plain_http import http
 
 # By what a key may do: everything, read what tells about all clients, only send requests.
 ADMIN, READER, PLAIN, OTHER = (new_key() for _ in range(4))
@@ -98,6 +99,6 @@ def slowed(executors: list[dict]) -> Iterator[None]:
 def answers(url: str) -> bool:
     """Whether there is an answer, and no error."""
     try:
-        return httpx.get(url).is_success
+        return http.get(url).is_success
     except httpx.TransportError:
         return False

@@ -2,7 +2,7 @@
 
 import json
 
-import httpx
+from tests.support.plain_http import http
 
 SEEDED = {"temperature": 0.8, "seed": 42, "ignore_eos": True}
 PROMPT = "JULIET: O Romeo, Romeo! wherefore art thou Romeo?"
@@ -89,5 +89,5 @@ def undisturbed(service, messages, key=None, **parameters):
     roles = ("user", "assistant")
     said = [{"role": roles[i % 2], "content": text} for i, text in enumerate(messages)]
     body = {"model": "baton-demo", "messages": said, **parameters}
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+    answer = http.post(f"{service.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
     return answer.raise_for_status().json()["choices"][0]["message"]["content"]

@@ -1,64 +1,21 @@
 """Pages of other sites at a service without API keys, in a browser: what they cannot do, and what goes on working."""
 
-import contextlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import pytest
 
-from tests.frontend.harness import COMPLETION, running_frontend
-from tests.page.talking import Talk
+from tests.page.other_pages import NO_ICON, SEND_FORM, UPLOAD, files, other_service, say
 from tests.support.cuttable_proxy import CuttableProxy
+from tests.support.frontend_process import COMPLETION, running_frontend
+from tests.support.plain_http import http
 
-UPLOAD = """
-<form method=post enctype=multipart/form-data><input name=purpose value=batch><input type=file name=file></form>
-"""
-# A page cannot choose a file of its reader's, but it can make one.
-SEND_FORM = """(url) => {
-  const made = new DataTransfer();
-  made.items.add(new File(["not the reader's"], "made.jsonl"));
-  document.querySelector("[type=file]").files = made.files;
-  document.forms[0].action = url;
-  document.forms[0].submit();
-}"""
-NO_ICON = "404.*/favicon.ico"  # of what is no page
 STATUS = "([url, options]) => fetch(url, options).then((answer) => answer.status, () => 'no answer')"
-
-
-@contextlib.contextmanager
-def other_service(page):
-    """The port of another service on this machine, which has this page everywhere."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("content-type", "text/html")
-            self.end_headers()
-            self.wfile.write(f"<!doctype html><title>Other</title><link rel=icon href=data:,>{page}".encode())
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture
 def frontend(tmp_path):
     with running_frontend("--store", str(tmp_path), "--openapi", "--allowed-host", "baton.example") as running:
         yield running
-
-
-def files(frontend):
-    return [file["filename"] for file in httpx.get(f"{frontend.url}/v1/files").json()["data"]]
 
 
 def at(host, frontend):
@@ -101,7 +58,7 @@ def test_other_pages_get_no_answers_and_have_links(browser, frontend):
 def test_a_rebound_name_opens_nothing(browser, frontend):
     """The owner of a name serves a page and then has the name lead to the service: both are one origin."""
     form = {"data": {"purpose": "batch"}, "files": {"file": ("the reader's", b"secret")}}
-    made = httpx.post(f"{frontend.url}/v1/files", **form).json()
+    made = http.post(f"{frontend.url}/v1/files", **form).json()
     with (
         other_service("") as port,
         CuttableProxy(port) as dns,
@@ -153,12 +110,3 @@ def test_a_page_of_an_allowed_origin_uses_the_api(browser):
     ):
         visit.expects(f"other host: {frontend.url}")
         assert visit.page.evaluate(STATUS, [f"{frontend.url}/v1/completions", options]) == 200
-
-
-def say(visit):
-    """Talk on the page, and wait for the whole answer."""
-    visit.expects("(404|status 404).*page/requests")  # the core is not a real one
-    talk = Talk(visit)
-    talk.say("Say it again.")
-    talk.wait_for_state()
-    assert talk.text()

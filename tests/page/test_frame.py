@@ -4,8 +4,8 @@ import pytest
 
 from scheduler_svc.api_key_file import new_key
 from scheduler_svc.frontend.http.page_files import INDEX, POLICY, read_page_files
-from tests.frontend.harness import running_frontend
 from tests.page.browsing import KEY
+from tests.support.frontend_process import running_frontend
 
 API_KEY = new_key()
 VIEWS = {"talk": "Talk", "fleet": "Fleet", "request": "One request"}

@@ -6,13 +6,13 @@ import threading
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import pytest
 
 from scheduler_svc.api_key_file import new_key
-from tests.frontend.harness import running_frontend
+from tests.page.other_pages import NO_ICON, SEND_FORM, UPLOAD, files, other_service, say
 from tests.page.talking import Talk
-from tests.page.test_foreign_pages import NO_ICON, SEND_FORM, UPLOAD, files, other_service, say
+from tests.support.frontend_process import running_frontend
+from tests.support.plain_http import http
 
 USER, PASSWORD = "reader", "secret"
 BASIC = f"Basic {base64.b64encode(f'{USER}:{PASSWORD}'.encode()).decode()}"
@@ -171,7 +171,7 @@ def test_a_reader_who_is_logged_out_is_told_so(browser, frontend):
 def test_answers_of_a_proxy_are_not_taken_for_the_services(browser, frontend):
     """Its 401 says nothing of the API key."""
     with LoginProxy("basic", frontend) as proxy:
-        answer = httpx.get(f"{proxy.url}/page/about")
+        answer = http.get(f"{proxy.url}/page/about")
         assert answer.status_code == 401
     with browser.visit(frontend.url) as visit:
         visit.expects("401")

@@ -5,9 +5,9 @@ import pytest
 
 from tests.page import fleets
 from tests.page.browsing import NARROW, WIDE
+from tests.page.lives import MOVED, told
 from tests.page.stage import ABOUT
 from tests.page.talking import Talk
-from tests.page.test_request_view import MOVED, told
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from scheduler_svc.frontend.http.page_files import INDEX, PAGE_HEADERS, POLICY, read_page_files
-from tests.frontend.harness import assert_openai_shape, running_frontend
+from tests.support.frontend_process import assert_openai_shape, running_frontend
+from tests.support.plain_http import NO_TLS, http
 
 MAX_BYTES = 100_000  # of all files together, as they are sent: a phone on a slow line has them within seconds
 FILES = read_page_files()
@@ -49,7 +50,7 @@ def referenced():
 def test_every_file_that_is_named_is_served(url):
     names = set(referenced())
     assert {"main.js", "base.css", "icon.svg"} <= {name for name, _ in names}
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(verify=NO_TLS, base_url=url) as client:
         for name, by in sorted(names):
             answer = client.get(f"/page/{name}")
             assert answer.status_code == 200, f"{by} names {name}"
@@ -64,15 +65,15 @@ def test_every_script_is_used():
 def test_weight(url):
     sizes = {}
     for path in FILES:
-        with httpx.stream("GET", f"{url}/page/{path}", headers={"accept-encoding": "gzip"}) as answer:
+        with http.stream("GET", f"{url}/page/{path}", headers={"accept-encoding": "gzip"}) as answer:
             sizes[path] = sum(map(len, answer.iter_raw()))
     assert sum(sizes.values()) < MAX_BYTES, sizes
 
 
 def test_who_cannot_read_compressed_files_gets_others(url):
     for path in ("/", "/page/main.js"):
-        plain = httpx.get(url + path, headers={"accept-encoding": "identity"})
-        packed = httpx.get(url + path, headers={"accept-encoding": "gzip"})
+        plain = http.get(url + path, headers={"accept-encoding": "identity"})
+        packed = http.get(url + path, headers={"accept-encoding": "gzip"})
         assert "content-encoding" not in plain.headers
         assert packed.headers["content-encoding"] == "gzip"
         assert "accept-encoding" in plain.headers["vary"].lower()
@@ -102,7 +103,7 @@ def test_no_script_or_style_is_in_the_markup():
 
 def test_policy(url):
     for path in ("/", "/page/main.js"):
-        headers = httpx.get(url + path).headers
+        headers = http.get(url + path).headers
         assert {name: headers[name] for name in PAGE_HEADERS} == PAGE_HEADERS
     allowed = dict(part.split(" ", 1) for part in POLICY.split("; "))
     assert allowed["default-src"] == "'none'"
@@ -111,13 +112,13 @@ def test_policy(url):
 
 def test_a_browser_keeps_its_copy(url):
     for path in ("/", "/page/base.css"):
-        answer = httpx.get(url + path)
+        answer = http.get(url + path)
         assert answer.headers["cache-control"] == "no-cache"
-        again = httpx.get(url + path, headers={"if-none-match": answer.headers["etag"]})
+        again = http.get(url + path, headers={"if-none-match": answer.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
         assert again.headers["etag"] == answer.headers["etag"]
-        assert httpx.get(url + path, headers={"if-none-match": '"another"'}).content == answer.content
-        head = httpx.head(url + path)
+        assert http.get(url + path, headers={"if-none-match": '"another"'}).content == answer.content
+        head = http.head(url + path)
         assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", answer.headers["etag"])
 
 
@@ -128,18 +129,18 @@ def test_types(url):
         ("page/base.css", "text/css; charset=utf-8"),
         ("page/icon.svg", "image/svg+xml"),
     ):
-        assert httpx.get(f"{url}/{path}").headers["content-type"] == expected
+        assert http.get(f"{url}/{path}").headers["content-type"] == expected
 
 
 @pytest.mark.parametrize(
     "path", ["nothing.js", "talk", "talk/", "../page_files.py", "..%2f__init__.py", "package.json"]
 )
 def test_what_is_no_file_of_the_page(url, path):
-    assert_openai_shape(httpx.get(f"{url}/page/{path}"), 404)
+    assert_openai_shape(http.get(f"{url}/page/{path}"), 404)
 
 
 def test_without_a_page():
     with running_frontend("--no-page") as frontend:
         for path in ("/", "/page/about", "/page/main.js"):
-            assert_openai_shape(httpx.get(frontend.url + path), 404)
-        assert httpx.get(f"{frontend.url}/v1/models").status_code == 200
+            assert_openai_shape(http.get(frontend.url + path), 404)
+        assert http.get(f"{frontend.url}/v1/models").status_code == 200

@@ -1,12 +1,12 @@
 """What readers see and can do with keys of different rights, at a real service."""
 
-import httpx
 import pytest
 
 from scheduler_svc.api_key_file import client_id, digest
 from tests.page.services import ADMIN, OTHER, PLAIN, READER, slowed
 from tests.page.talking import PROMPT, SEEDED, Talk
 from tests.support.eventually import eventually
+from tests.support.plain_http import http
 
 pytestmark = pytest.mark.slow
 
@@ -14,12 +14,12 @@ LONG = SEEDED | {"max_completion_tokens": 1500}
 
 
 def status(service):
-    return httpx.get(f"{service.url}/status", headers={"authorization": f"Bearer {ADMIN}"}).json()
+    return http.get(f"{service.url}/status", headers={"authorization": f"Bearer {ADMIN}"}).json()
 
 
 def holders(service, epoch, block):
     url = f"{service.url}/page/executors/{epoch}/blocks/{block}"
-    return httpx.get(url, headers={"authorization": f"Bearer {ADMIN}"}).json()["holders"]
+    return http.get(url, headers={"authorization": f"Bearer {ADMIN}"}).json()["holders"]
 
 
 def begin(visit):
@@ -110,9 +110,9 @@ def test_an_admin_sees_who_has_a_block(browser, keyed_service):
 
 def test_a_key_is_needed_for_everything_but_the_page(keyed_service):
     for path in ("/page/live", "/page/requests/x", "/page/executors/1/blocks/0"):
-        assert httpx.get(keyed_service.url + path).status_code == 401, path
-        assert httpx.get(keyed_service.url + path, headers={"authorization": "Bearer x"}).status_code == 401, path
-    about = httpx.get(f"{keyed_service.url}/page/about").json()
+        assert http.get(keyed_service.url + path).status_code == 401, path
+        assert http.get(keyed_service.url + path, headers={"authorization": "Bearer x"}).status_code == 401, path
+    about = http.get(f"{keyed_service.url}/page/about").json()
     assert about["needs_key"] is True
     assert about["client"] is None
 

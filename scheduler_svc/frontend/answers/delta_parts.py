@@ -17,14 +17,17 @@ def delta_bytes(delta: m.TokenDelta) -> int:
     return len(delta.token_ids) + len(delta.logprob_ids) + len(delta.prompt_logprob_ids)
 
 
-def parts_of(deltas: Deltas, num_prompt_logprobs: int, *, are_parsed: bool = False) -> list[Deltas]:
-    """The same deltas in parts of `MAX_BYTES_AT_ONCE` at most, or of one token if that has more.
+def parts_of(
+    deltas: Deltas, num_prompt_logprobs: int, *, are_parsed: bool = False, most_bytes: int = MAX_BYTES_AT_ONCE
+) -> list[Deltas]:
+    """The same deltas in parts of `most_bytes` at most, or of one token if that has more.
 
     Args:
         num_prompt_logprobs: `SamplingParams.prompt_logprobs` of the request.
         are_parsed: whether their texts are taken apart.
+        most_bytes: of ids; `PARSED_SHARE` times less where texts are taken apart.
     """
-    limit = MAX_BYTES_AT_ONCE // PARSED_SHARE if are_parsed else MAX_BYTES_AT_ONCE
+    limit = most_bytes // PARSED_SHARE if are_parsed else most_bytes
     if sum(delta_bytes(delta) for _, delta in deltas) <= limit:
         return [deltas]
     parts: list[list[tuple[int, m.TokenDelta]]] = [[]]

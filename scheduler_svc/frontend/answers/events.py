@@ -10,11 +10,16 @@ from scheduler_svc.frontend.answers.openai_objects import Usage, to_json
 from scheduler_svc.frontend.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
-MAX_BYTES_AT_ONCE = 2**16  # of events that came together, or one event: some have the log-probabilities of a prompt
 
 
 class Events(ABC):
-    """Makes the events of one answer, in the order of its methods."""
+    """Makes the events of one answer, in the order of its methods.
+
+    Attributes:
+        most_bytes: of events that are joined, or one event: some have the log-probabilities of a prompt.
+    """
+
+    most_bytes = 2**16
 
     def begun(self) -> bytes:
         """Events that come when the core has accepted the request, maybe long before its first token."""
@@ -65,7 +70,7 @@ class ChunkEvents(Events):
             event_id = self._ids.advanced(piece.choice, piece.num_tokens, has_ended=has_ended)
             events.append(event(to_json(self._format.chunk(piece)), event_id))
             num_bytes += len(events[-1])
-            if num_bytes > MAX_BYTES_AT_ONCE:
+            if num_bytes > self.most_bytes:
                 yield b"".join(events)
                 events, num_bytes = [], 0
         if events:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
@@ -13,7 +14,7 @@ from common.errors import RequestRejected, WireError
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import Choice, Piece, text_rules
-from scheduler_svc.frontend.answers.delta_parts import Deltas, parts_of
+from scheduler_svc.frontend.answers.delta_parts import MAX_BYTES_AT_ONCE, Deltas, parts_of
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.logprobs import LogprobsJson
 from scheduler_svc.frontend.answers.message_text import joined_calls
@@ -61,12 +62,18 @@ class AnswerSpec:
 class Generation:
     """An answer while it is generated. Use it in a `with`: at its end the core is told which sequences have no reader.
 
+    Args:
+        most_bytes: that are read before others have a turn, as of `parts_of`.
+
     Attributes:
         model: the model that computed the newest tokens; empty before the first.
     """
 
-    def __init__(self, queue: DeltaQueue, tokenizer: Tokenizer, spec: AnswerSpec) -> None:
+    def __init__(
+        self, queue: DeltaQueue, tokenizer: Tokenizer, spec: AnswerSpec, *, most_bytes: int = MAX_BYTES_AT_ONCE
+    ) -> None:
         self.spec = spec
+        self._most_bytes = most_bytes
         self.model = ""
         self._queue = queue
         self._n = spec.context.n
@@ -116,9 +123,14 @@ class Generation:
         context = self.spec.context
         if self.spec.position.is_end:
             return
-        are_parsed = context.message != MessageRules()
+        divided = partial(
+            parts_of,
+            num_prompt_logprobs=context.num_prompt_logprobs,
+            are_parsed=context.message != MessageRules(),
+            most_bytes=self._most_bytes,
+        )
         while self._num_unfinished:
-            for part in parts_of(await self._queue.get(), context.num_prompt_logprobs, are_parsed=are_parsed):
+            for part in divided(await self._queue.get()):
                 pieces, failure = self.read(part)
                 if pieces:
                     yield self._with_usage(pieces) if context.has_chunk_usage else pieces

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from scheduler_svc.frontend.answers.choice import Piece
-from scheduler_svc.frontend.answers.events import MAX_BYTES_AT_ONCE, Events
+from scheduler_svc.frontend.answers.events import Events
 from scheduler_svc.frontend.answers.openai_objects import Usage
 from scheduler_svc.frontend.errors import ApiError
 
@@ -51,7 +51,7 @@ class NumberedEvents(Events):
             for event in self._numbered(self._of_piece(piece)):
                 events.append(event)
                 num_bytes += len(event)
-            if num_bytes > MAX_BYTES_AT_ONCE:
+            if num_bytes > self.most_bytes:
                 yield b"".join(events)
                 events, num_bytes = [], 0
         if num_bytes:

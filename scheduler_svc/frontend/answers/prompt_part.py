@@ -32,7 +32,9 @@ class Prompt:
     text: str
 
 
-async def prompts_of(context: AnswerContext, encoded: Sequence[bytes], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
+async def prompts_of(
+    context: AnswerContext, encoded: Sequence[bytes], tokenizer: Tokenizer, *, tokens_at_once: int = TOKENS_AT_ONCE
+) -> tuple[Prompt, ...]:
     """The prompts of which an answer shows something: all or none. Others have their turns while it works.
 
     Args:
@@ -43,7 +45,7 @@ async def prompts_of(context: AnswerContext, encoded: Sequence[bytes], tokenizer
     prompts = []
     for data in encoded:
         token_ids = int32_array("prompt", data)
-        text = await _text(token_ids, tokenizer) if context.echo else ""
+        text = await _text(token_ids, tokenizer, tokens_at_once) if context.echo else ""
         prompts.append(Prompt(token_ids, text))
     return tuple(prompts)
 
@@ -143,10 +145,10 @@ class PromptPart:
         return own | likeliest
 
 
-async def _text(token_ids: IntArray, tokenizer: Tokenizer) -> str:
+async def _text(token_ids: IntArray, tokenizer: Tokenizer, tokens_at_once: int) -> str:
     detokenizer = tokenizer.whole_text()
     pieces = []
-    for start in range(int(token_ids[0] == tokenizer.opening_id), len(token_ids), TOKENS_AT_ONCE):
-        pieces.append(detokenizer.feed(token_ids[start : start + TOKENS_AT_ONCE].tolist()))
+    for start in range(int(token_ids[0] == tokenizer.opening_id), len(token_ids), tokens_at_once):
+        pieces.append(detokenizer.feed(token_ids[start : start + tokens_at_once].tolist()))
         await asyncio.sleep(0)
     return "".join([*pieces, detokenizer.flush()])

@@ -23,6 +23,8 @@ class BatchTools:
         limit_bytes: that each owner may have in the store; 0 for no limit.
         flush_s: how long a result waits at most until it is written, with those that come meanwhile.
         retry_s: seconds after what passes.
+        look_s: between two looks at the core, for how many lines there is room.
+        rescan_s: between two looks at the store, for what a frontend could not tell.
     """
 
     link: CoreLink
@@ -34,3 +36,5 @@ class BatchTools:
     limit_bytes: int
     flush_s: float = 0.2
     retry_s: float = RETRY_S
+    look_s: float = 0.25
+    rescan_s: float = 15.0

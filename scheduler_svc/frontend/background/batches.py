@@ -16,8 +16,6 @@ from scheduler_svc.store.store_thread import SERVICE
 
 RUNS_OF_OWNER = 4  # at once
 CHECKS_OF_OWNER = 1  # at once, of batches that have not run: one of 50,000 lines takes some MB meanwhile
-LOOK_S = 0.25  # between two looks at the core
-RESCAN_S = 15.0  # between two looks at the store, for what a frontend could not tell
 PAGE = 100
 
 log = get_logger(__name__)
@@ -39,6 +37,11 @@ class Batches:
         self._has_begun = asyncio.Event()  # a run, since the last look at the core
         self._has_news = asyncio.Event()  # the store has
         self._is_over = False
+
+    @property
+    def num_waiting(self) -> int:
+        """How many are validated, and wait until others of their owner have ended."""
+        return len(self._waiting)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -147,7 +150,7 @@ class Batches:
                     break
                 last = page[-1]
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), RESCAN_S)
+                await asyncio.wait_for(self._has_news.wait(), self._tools.rescan_s)
             self._has_news.clear()
 
     def _take(self, batch: StoredBatch) -> None:
@@ -171,4 +174,4 @@ class Batches:
                     log.debug("the core does not answer", reason=str(rejected))
             self._has_begun.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_begun.wait(), LOOK_S)
+                await asyncio.wait_for(self._has_begun.wait(), self._tools.look_s)

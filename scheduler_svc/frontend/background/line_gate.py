@@ -43,6 +43,11 @@ class LineGate:
         self._batches: dict[str, deque[str]] = {}  # of each owner, likewise
         self._waiting: dict[tuple[str, str], deque[tuple[Entrant, asyncio.Future[None]]]] = {}
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any line waits."""
+        return bool(self._waiting)
+
     def set_limit(self, limit: int) -> None:
         """How many sequences may be open from now on; those that are open stay."""
         self._limit = limit

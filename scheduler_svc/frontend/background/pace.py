@@ -6,9 +6,20 @@ room for the next one without a rest.
 """
 
 import random
+from dataclasses import dataclass
 
 FIRST_LIMIT = 16
-FIRST_REST_S, LONGEST_REST_S = 0.5, 15.0
+
+
+@dataclass(frozen=True)
+class Rests:
+    """How long nothing begins after refusals in a row: each rest is twice the one before, up to the longest."""
+
+    first_s: float = 0.5
+    longest_s: float = 15.0
+
+
+RESTS = Rests()
 
 
 class Pace:
@@ -16,14 +27,16 @@ class Pace:
 
     Args:
         most: that may be open, whatever the core takes.
+        rests: after refusals.
 
     Attributes:
         num_open: responses that have begun, and have neither ended nor been refused.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, rests: Rests = RESTS) -> None:
         self.num_open = 0
         self._most = most
+        self._rests = rests
         self._limit = min(FIRST_LIMIT, most)
         self._num_refusals = 0  # in a row; those of one moment count as one
         self._rest_until = 0.0
@@ -65,5 +78,5 @@ class Pace:
         return self._num_refusals > 0 and now >= self._rest_until
 
     def _rest(self, now: float) -> None:
-        longest = min(FIRST_REST_S * 2 ** min(self._num_refusals - 1, 10), LONGEST_REST_S)
-        self._rest_until = now + longest * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
+        longest_s = min(self._rests.first_s * 2 ** min(self._num_refusals - 1, 10), self._rests.longest_s)
+        self._rest_until = now + longest_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)

@@ -35,6 +35,7 @@ class ResponseRun:
 
     Args:
         on_taken: is called once the core has the request.
+        retry_s: from one connection to the core to the next.
 
     Raises:
         RequestRejected: another version of Baton asked for the answer.
@@ -47,7 +48,12 @@ class ResponseRun:
     """
 
     def __init__(
-        self, link: CoreLink, tokenizer: Tokenizer, work: BackgroundWork, on_taken: Callable[[], None] = lambda: None
+        self,
+        link: CoreLink,
+        tokenizer: Tokenizer,
+        work: BackgroundWork,
+        on_taken: Callable[[], None] = lambda: None,
+        retry_s: float = RETRY_S,
     ) -> None:
         self.spec = work.spec
         self.is_kept = asyncio.Event()
@@ -61,6 +67,7 @@ class ResponseRun:
         self._catching_up = asyncio.Lock()
         self._submit = work.submit
         self._on_taken: Callable[[], None] | None = on_taken
+        self._retry_s = retry_s
         self._attempt = 0
         self._source: DeltaQueue | None = None
         self._is_unwanted = asyncio.Event()  # the rest of it: it was cancelled, or its stop string was found
@@ -179,7 +186,7 @@ class ResponseRun:
                 if is_last or self._is_over:
                     return
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_unwanted.wait(), RETRY_S)
+                    await asyncio.wait_for(self._is_unwanted.wait(), self._retry_s)
         except Exception:
             log.exception("internal error", request=self.spec.response_id)
             self._tokens.fail(RequestRejected(internal_error().message, "internal_error"))

@@ -3,7 +3,7 @@
 import heapq
 import itertools
 
-from scheduler_svc.frontend.background.pace import Pace
+from scheduler_svc.frontend.background.pace import RESTS, Pace, Rests
 
 MOST = 1024  # that are open at once; the others wait in the store
 MOST_OF_OWNER = 512
@@ -15,10 +15,17 @@ Name = tuple[str, str]  # owner and response
 
 
 class Turns:
-    """Responses that wait until the core has room for them. `now` is in seconds of any clock."""
+    """Responses that wait until the core has room for them. `now` is in seconds of any clock.
 
-    def __init__(self) -> None:
-        self._all = Pace(MOST)
+    Args:
+        most, most_of_owner: that are open at once.
+        rests: after refusals.
+    """
+
+    def __init__(self, most: int = MOST, most_of_owner: int = MOST_OF_OWNER, rests: Rests = RESTS) -> None:
+        self._all = Pace(most, rests)
+        self._most_of_owner = most_of_owner
+        self._rests = rests
         self._paces: dict[str, Pace] = {}  # of owners that have something here
         self._waiting: dict[str, list[tuple[int, Name]]] = {}  # heaps of owners, these in the order of their turns
         self._places: dict[Name, int] = {}  # of those that have begun: what was added first comes first
@@ -33,7 +40,7 @@ class Turns:
         """One more waits, behind the others of its owner."""
         owner, _ = name
         heapq.heappush(self._waiting.setdefault(owner, []), (next(self._next_place), name))
-        self._paces.setdefault(owner, Pace(MOST_OF_OWNER))
+        self._paces.setdefault(owner, Pace(self._most_of_owner, self._rests))
 
     def next(self, now: float) -> Name | None:
         """The one that begins now; None if none may. `ended` or `refused` has to be called for it."""

@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass
 
 from common.errors import BatonError
 from common.logging import get_logger
 from scheduler_svc.frontend.answers.responses.events import Outcome
 from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background.batches import Batches
-from scheduler_svc.frontend.background.patient_store import RETRY_S, PatientStore
-from scheduler_svc.frontend.background.response_run import ResponseRun
+from scheduler_svc.frontend.background.pace import RESTS, Rests
+from scheduler_svc.frontend.background.patient_store import PatientStore
+from scheduler_svc.frontend.background.response_run import RETRY_S, ResponseRun
 from scheduler_svc.frontend.background.traced_work import traced
-from scheduler_svc.frontend.background.turns import OF_OWNER, Name, Turns
+from scheduler_svc.frontend.background.turns import MOST, OF_OWNER, Name, Turns
 from scheduler_svc.frontend.errors import internal_error
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.responses.background_work import BackgroundWork
@@ -24,12 +26,32 @@ from scheduler_svc.store.errors import NotFound
 from scheduler_svc.store.records import OPEN_RESPONSE, OpenResponse
 from scheduler_svc.store.store_thread import SERVICE, StoreThread
 
-RESCAN_S = 5.0  # between two looks at the store, for what a frontend could not tell
 PAGE = 100
 CANCEL_TIMEOUT_S = 5.0
-TURN_S = 0.25  # between two looks whether a rest is over
 
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Tempo:
+    """How many responses run, and how soon something is tried again.
+
+    Attributes:
+        most: responses that are open at once.
+        rests: after refusals of the core.
+        turn_s: between two looks whether a rest is over.
+        retry_s: from one connection to the core to the next, for one response.
+        rescan_s: between two looks at the store, for what a frontend could not tell.
+    """
+
+    most: int = MOST
+    rests: Rests = RESTS
+    turn_s: float = 0.25
+    retry_s: float = RETRY_S
+    rescan_s: float = 5.0
+
+
+USUAL = Tempo()
 
 
 class OpenPlace:
@@ -53,6 +75,7 @@ class Worker:
     Args:
         keys: say whose work may go on. That of others waits: whether a key is revoked, the store says.
         tracing: makes spans of responses; None makes none.
+        tempo: of responses; batches have their own.
 
     Attributes:
         batches: that are open.
@@ -66,19 +89,26 @@ class Worker:
         batches: Batches,
         keys: ApiKeys,
         tracing: Tracing | None = None,
+        tempo: Tempo = USUAL,
     ) -> None:
         self.batches = batches
+        self._tempo = tempo
         self._keys = keys
         self._tracing = tracing
         self._link = link
         self._tokenizer = tokenizer
-        self._patient = PatientStore(store, retry_s=RETRY_S)
+        self._patient = PatientStore(store)
         self._places: dict[Name, OpenPlace] = {}
-        self._turns = Turns()
+        self._turns = Turns(tempo.most, rests=tempo.rests)
         self._may_begin = asyncio.Event()  # something may
         self._has_news = asyncio.Event()  # the store has
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopped = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no response waits or runs here."""
+        return not self._places
 
     async def run(self) -> None:
         """Take up what is open, and run what comes, until cancelled."""
@@ -147,7 +177,7 @@ class Worker:
                     log.info("going on with responses in the background", responses=num)
                 seen, is_first = version, False
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), RESCAN_S)
+                await asyncio.wait_for(self._has_news.wait(), self._tempo.rescan_s)
             self._has_news.clear()
 
     async def _take_up(self) -> int:
@@ -180,7 +210,7 @@ class Worker:
                 task.add_done_callback(self._tasks.discard)
             self._may_begin.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._may_begin.wait(), TURN_S if self._turns.is_waiting else None)
+                await asyncio.wait_for(self._may_begin.wait(), self._tempo.turn_s if self._turns.is_waiting else None)
 
     async def _run(self, name: Name, place: OpenPlace) -> None:
         """Run one whose turn it is."""
@@ -221,7 +251,7 @@ class Worker:
         if not encoded or place.is_cancelled:
             return ""
         work = BackgroundWork.decode(encoded).sent_for(client)
-        run = ResponseRun(self._link, self._tokenizer, work, lambda: self._taken(name))
+        run = ResponseRun(self._link, self._tokenizer, work, lambda: self._taken(name), self._tempo.retry_s)
         if self._is_stopped:
             return ""
         place.run = run

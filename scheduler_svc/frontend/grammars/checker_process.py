@@ -25,9 +25,16 @@ class CheckerProcess:
     Args:
         folder: of the model, with its tokenizer.json.
         eos_token_ids: tokens that end the model's texts.
+        compile_may_take_s: or the process is killed.
+
+    Attributes:
+        compile_may_take_s: as given.
     """
 
-    def __init__(self, folder: Path, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, folder: Path, eos_token_ids: tuple[int, ...], *, compile_may_take_s: float = COMPILE_MAY_TAKE_S
+    ) -> None:
+        self.compile_may_take_s = compile_may_take_s
         settings = msgspec.json.encode(CheckerSettings(str(folder), list(eos_token_ids)))
         self._process = HelperProcess(_EVENTS, _MODULE, settings)
 
@@ -38,7 +45,7 @@ class CheckerProcess:
             TimeoutError: it took too long, and was killed.
             HelperUnavailable: the process does not start.
         """
-        answer = self._process.ask(msgspec.json.encode(spec), COMPILE_MAY_TAKE_S, kind=spec.kind)
+        answer = self._process.ask(msgspec.json.encode(spec), self.compile_may_take_s, kind=spec.kind)
         if answer is None:
             return Checked(reason="llguidance fails on it: it is nested too deeply, or takes too much memory")
         return _decoder.decode(answer)

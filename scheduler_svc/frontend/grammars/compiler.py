@@ -4,17 +4,16 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
 from scheduler_svc.frontend.client_turns import ClientTurns
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.grammars.checker_process import COMPILE_MAY_TAKE_S, CheckerProcess
+from scheduler_svc.frontend.grammars.checker_process import CheckerProcess
 from scheduler_svc.frontend.grammars.spec import Checked, GrammarSpec
 from scheduler_svc.frontend.helper_process import HelperUnavailable
 
-MAX_WAITING = 16  # compilations of a client
+MAX_WAITING = 16
 MAX_REMEMBERED_CHARS = 2**23
 MAX_REASON_CHARS = 600
 
@@ -23,14 +22,22 @@ class GrammarCompiler:
     """Compiles one grammar at a time, and remembers what became of those that were asked for lately.
 
     Args:
-        folder: of the model, with its tokenizer.json.
-        eos_token_ids: tokens that end the model's texts.
+        process: compiles; it is ended by `close`.
+        max_waiting: compilations of a client.
+        max_remembered_chars: of all that is remembered.
     """
 
-    def __init__(self, folder: Path, eos_token_ids: tuple[int, ...]) -> None:
-        self._process = CheckerProcess(folder, eos_token_ids)
+    def __init__(
+        self,
+        process: CheckerProcess,
+        *,
+        max_waiting: int = MAX_WAITING,
+        max_remembered_chars: int = MAX_REMEMBERED_CHARS,
+    ) -> None:
+        self._process = process
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._turns = ClientTurns(MAX_WAITING, "Too many grammars are being compiled.")
+        self._turns = ClientTurns(max_waiting, "Too many grammars are being compiled.")
+        self._max_remembered_chars = max_remembered_chars
         self._known: OrderedDict[bytes, Checked] = OrderedDict()
         self._known_chars = 0
 
@@ -67,7 +74,7 @@ class GrammarCompiler:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._process.check, spec)
         except TimeoutError:  # not remembered: on a machine with less to do it may take less
-            raise _refusal(param, f"compiling it takes more than {COMPILE_MAY_TAKE_S:g} s") from None
+            raise _refusal(param, f"compiling it takes more than {self._process.compile_may_take_s:g} s") from None
         except HelperUnavailable as error:
             message = "Grammars cannot be compiled now; the server's log says more."
             raise ApiError(503, message, code="unavailable", retry=True) from error
@@ -75,7 +82,7 @@ class GrammarCompiler:
     def _remember(self, name: bytes, checked: Checked) -> None:
         self._known[name] = checked
         self._known_chars += _size(checked)
-        while self._known_chars > MAX_REMEMBERED_CHARS:
+        while self._known_chars > self._max_remembered_chars:
             self._known_chars -= _size(self._known.popitem(last=False)[1])
 
 

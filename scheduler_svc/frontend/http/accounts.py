@@ -112,18 +112,22 @@ class Held:
 class LoopTurns:
     """Lets requests begin, and long answers go on, some steps at a time; in between, all else that is ready has its
     turn. A stream needs several turns of the loop for a token, and hundreds of steps in one would hold it up for as
-    long as they take. Clients take turns."""
+    long as they take. Clients take turns.
+
+    Attributes:
+        is_counting: whether steps are counted, turn by turn: while there are any.
+    """
 
     def __init__(self) -> None:
         self._waiting = FairQueue()
         self._num_steps = 0  # in this turn of the loop
-        self._is_counting = False
+        self.is_counting = False
 
     async def turn(self, client: str) -> None:
         """Return when a step for the client may begin."""
         loop = asyncio.get_running_loop()
-        if not self._is_counting:
-            self._is_counting = True
+        if not self.is_counting:
+            self.is_counting = True
             loop.call_soon(self._next)
         if self._num_steps < STEPS_AT_ONCE:
             self._num_steps += 1
@@ -137,8 +141,8 @@ class LoopTurns:
         self._num_steps = min(self._waiting.num_pieces, STEPS_AT_ONCE)
         for _ in range(self._num_steps):
             self._waiting.do_next()
-        self._is_counting = bool(self._num_steps)
-        if self._is_counting:
+        self.is_counting = bool(self._num_steps)
+        if self.is_counting:
             asyncio.get_running_loop().call_soon(self._next)
 
 
@@ -151,13 +155,18 @@ class ClientAccounts:
     Args:
         max_bytes: that all requests and answers may hold.
         max_connections: of this process.
+
+    Attributes:
+        held: the bytes.
+        places: of requests that are served.
+        reserved: further ones, for probes and administrators.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_connections: int) -> None:
         self._app = app
-        self._bytes = Shares(max_bytes)
-        self._places = Shares(max(max_connections - RESERVED_PLACES, 1), PLACES_OF_FREE)
-        self._reserved = Shares(RESERVED_PLACES)
+        self.held = Shares(max_bytes)
+        self.places = Shares(max(max_connections - RESERVED_PLACES, 1), PLACES_OF_FREE)
+        self.reserved = Shares(RESERVED_PLACES)
         self._turns = LoopTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,14 +175,14 @@ class ClientAccounts:
             await self._app(scope, receive, send)
             return
         name = account_name(scope)
-        held = scope[HELD] = Held(self._bytes, name)
+        held = scope[HELD] = Held(self.held, name)
         if scope["path"] in PROBE_PATHS:
             await self._app(scope, receive, send)
             return
         places = self._taken_from(scope["baton.client"], name)
         try:
             await self._turns.turn(name)
-            if places is None or self._bytes.is_exceeded(name):
+            if places is None or self.held.is_exceeded(name):
                 error = busy()
                 error.headers["connection"] = "close"  # its body is not read
                 await ErrorResponse(error)(scope, receive, send)
@@ -186,9 +195,9 @@ class ClientAccounts:
 
     def _taken_from(self, client: ApiClient, name: str) -> Shares | None:
         """The places of which the request has one; None if it gets none."""
-        if self._places.take(name):
-            return self._places
-        return self._reserved if client.is_admin and self._reserved.take(name) else None
+        if self.places.take(name):
+            return self.places
+        return self.reserved if client.is_admin and self.reserved.take(name) else None
 
 
 class Readers:

@@ -33,6 +33,7 @@ class Streaming(NamedTuple):
     Attributes:
         long_work: does an owner's work of some size where it holds nothing up.
         readers: those of each response.
+        retry_s: from a stream that broke off to the next try.
     """
 
     store: ResponseStore
@@ -40,6 +41,7 @@ class Streaming(NamedTuple):
     tokenizer: Tokenizer
     long_work: Callable[[str, int, Callable[[], list[bytes] | None]], Awaitable[list[bytes] | None]]
     readers: Readers
+    retry_s: float = RETRY_S
 
 
 class BackgroundStream(Response):
@@ -126,7 +128,7 @@ class BackgroundStream(Response):
                 log.warning("the background worker is gone", response=self._name[1], reason=str(gone))
             if not self._has_all:
                 yield COMMENT
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._shared.retry_s)
         async for part in self._beginning(answer, BEGINNING):
             yield part
         async for part in self._rest(answer):

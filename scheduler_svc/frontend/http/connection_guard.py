@@ -1,7 +1,7 @@
 """Limits on connections that send no complete request, or that stop reading."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
 from typing import Any
@@ -33,8 +33,6 @@ READ_BYTES = 16 * 1024  # at once: all of them are parsed before anything else h
 UNREAD_BYTES = 16 * 1024  # of an answer, from which on its application waits for the reader; asyncio would take 64 KiB
 
 log = get_logger(__name__)
-dropped_readers = QuietLog(log, "reader dropped")
-refused_connections = QuietLog(log, "connection refused")
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,14 @@ class ConnectionLimits:
     stall_timeout_s: float = 30.0
 
 
+@dataclass(frozen=True)
+class GuardLogs:
+    """What is logged of the clients of a server, now and then."""
+
+    dropped_readers: QuietLog = field(default_factory=lambda: QuietLog(log, "reader dropped"))
+    refused_connections: QuietLog = field(default_factory=lambda: QuietLog(log, "connection refused"))
+
+
 class _Part(Enum):
     """The part of a request that the server waits for."""
 
@@ -74,6 +80,7 @@ class ConnectionGuard(H11Protocol):
 
     Args:
         idle: the server's connections that no request is being answered on, in the order in which they became so.
+        logs: of the server.
         access_log: whether what is answered here has a line in the log.
     """
 
@@ -83,6 +90,7 @@ class ConnectionGuard(H11Protocol):
         limits: ConnectionLimits,
         counts: RequestCounts,
         idle: "dict[ConnectionGuard, None]",
+        logs: GuardLogs,
         access_log: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -90,6 +98,7 @@ class ConnectionGuard(H11Protocol):
         self._access_log = access_log
         self._counts = counts
         self._idle = idle
+        self._logs = logs
         self.conn = StrictConnection(limits.max_head_bytes)
         self._limits = limits
         self._expected: _Part | None = None
@@ -191,7 +200,7 @@ class ConnectionGuard(H11Protocol):
         self._counts.refused(error.code or OTHER)
         client = self.transport.get_extra_info("peername")
         facts = {"client": client, "status": error.status, "code": error.code, "reason": error.message}
-        refused_connections.happened(request=request_id, **facts)
+        self._logs.refused_connections.happened(request=request_id, **facts)
         if self._access_log:
             place = {"address": client[0] if client else "", "endpoint": OTHER, "status": error.status}
             write({"request": request_id, **place, "error": error.code})
@@ -239,7 +248,8 @@ class ConnectionGuard(H11Protocol):
             self._check_stall_later()
             return
         stalled_s = self._limits.stall_timeout_s
-        dropped_readers.happened(client=self.transport.get_extra_info("peername"), stalled_s=stalled_s)
+        client = self.transport.get_extra_info("peername")
+        self._logs.dropped_readers.happened(client=client, stalled_s=stalled_s)
         self.transport.abort()
 
     @staticmethod

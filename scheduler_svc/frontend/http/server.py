@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from common.logging import get_logger
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.http.connection_guard import ConnectionGuard, ConnectionLimits
+from scheduler_svc.frontend.http.connection_guard import ConnectionGuard, ConnectionLimits, GuardLogs
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 
@@ -118,13 +118,20 @@ def http_config(
     counts: RequestCounts,
     stop_grace_s: float = 0.0,
     *,
+    logs: GuardLogs | None = None,
     access_log: bool = False,
 ) -> uvicorn.Config:
-    """uvicorn as a frontend runs it."""
+    """uvicorn as a frontend runs it.
+
+    Args:
+        logs: of the server, if they are others than usual.
+    """
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Config(
         app,
-        http=partial(ConnectionGuard, limits=limits, counts=counts, idle={}, access_log=access_log),  # type: ignore[arg-type]  # makes protocols
+        http=partial(  # type: ignore[arg-type]  # makes protocols
+            ConnectionGuard, limits=limits, counts=counts, idle={}, logs=logs or GuardLogs(), access_log=access_log
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -13,7 +13,7 @@ from common.wire import Codec
 from scheduler_svc.frontend.link.core_socket import ConnectionEvent, CoreSocket
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue, taken_over
 from scheduler_svc.frontend.link.pending_attaches import PendingAttaches
-from scheduler_svc.frontend.link.queries import Queries, Query, Reply
+from scheduler_svc.frontend.link.queries import QUERY_TIMEOUT_S, Queries, Query, Reply
 from scheduler_svc.frontend.link.questions import Questions
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 
@@ -35,22 +35,36 @@ class CoreLink(Questions):
     leaves several hellos unanswered, which only stops new requests. Silence is counted in hellos and not in seconds,
     so that a frontend that was itself frozen for a while does not mistake its own pause for the core's.
 
+    Args:
+        query_timeout_s: in which the core answers a query, or does not.
+        max_open: requests at once.
+        make_socket: makes what the endpoint is reached by.
+
     Attributes:
         counts: of this frontend's requests; the core is told with each hello.
         on_view: is called with each View.
     """
 
-    def __init__(self, endpoint: str, *, hello_interval_s: float = HELLO_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        hello_interval_s: float = HELLO_INTERVAL_S,
+        query_timeout_s: float = QUERY_TIMEOUT_S,
+        max_open: int = MAX_OPEN_REQUESTS,
+        make_socket: Callable[[str, int], CoreSocket] = CoreSocket,
+    ) -> None:
         self.counts = RequestCounts()
         self.on_view: Callable[[m.View], None] = lambda _: None
         self._hello_interval_s = hello_interval_s
-        self._socket = CoreSocket(endpoint, max_unsent=4 * MAX_OPEN_REQUESTS)
+        self._max_open = max_open
+        self._socket = make_socket(endpoint, 4 * MAX_OPEN_REQUESTS)
         self._codec: Codec[m.CoreToFrontend] = Codec(m.CoreToFrontend)
         self._cores_codec: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
         self._unreadable = QuietLog(log, "message not sent: the core could not read it")
         self._queues: dict[str, DeltaQueue] = {}
         self._pending_attaches = PendingAttaches()
-        self._queries = Queries(self._send)
+        self._queries = Queries(self._send, query_timeout_s)
         self._hellos_unanswered = 0
         self._num_outputs: int | None = 0  # of this connection; None if one may have been unreadable
         self._is_connected = False
@@ -193,8 +207,8 @@ class CoreLink(Questions):
         self._take_events()  # or what goes out by the next connection would be failed by the end of the last one
         if not self.is_up:
             raise RequestRejected("the scheduler cannot be reached at the moment", "unavailable")
-        if len(self._queues) + num_requests > MAX_OPEN_REQUESTS:
-            raise RequestRejected(f"{MAX_OPEN_REQUESTS} requests are open already", "queue_full")
+        if len(self._queues) + num_requests > self._max_open:
+            raise RequestRejected(f"{self._max_open} requests are open already", "queue_full")
 
     def _open_queues(self) -> list[DeltaQueue]:
         return list(dict.fromkeys(self._queues.values()))

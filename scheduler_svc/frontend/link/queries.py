@@ -20,10 +20,12 @@ class Queries:
 
     Args:
         send: to the core. Raises RequestRejected if it cannot be reached.
+        timeout_s: in which the core answers, or does not.
     """
 
-    def __init__(self, send: Callable[[Query], None]) -> None:
+    def __init__(self, send: Callable[[Query], None], timeout_s: float = QUERY_TIMEOUT_S) -> None:
         self._send = send
+        self._timeout_s = timeout_s
         self._unanswered: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count()
 
@@ -33,10 +35,10 @@ class Queries:
         answer = self._unanswered[query_id] = asyncio.get_running_loop().create_future()
         try:
             self._send(query(query_id=query_id))
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 reply = await answer
         except TimeoutError:
-            raise RequestRejected(f"the scheduler gave no answer in {QUERY_TIMEOUT_S:.0f} s", "unavailable") from None
+            raise RequestRejected(f"the scheduler gave no answer in {self._timeout_s:.0f} s", "unavailable") from None
         finally:
             del self._unanswered[query_id]
         if not isinstance(reply, expected):

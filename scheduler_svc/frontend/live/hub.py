@@ -6,20 +6,18 @@ cost together does not grow.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 
 from common import messages as m
+from common.clocks import Clocks, read_clocks
 from common.errors import RequestRejected
 from common.logging import DropLog, get_logger
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.live.page_events import Events, Reader, page_event
 from scheduler_svc.frontend.live.picture import Picture
 
-ASK_INTERVAL_S = 1.0
 S_A_PAGE = 0.01  # between two Views, for each page: a hundred pages are told once a second
 MAX_UNREAD = 64  # events that wait for one page; one with more is told everything anew
-LINGER_S = 5.0  # after the last page the core is asked on, as a page that is loaded again comes back at once
 MAX_CLOCK_STEP_S = 0.5  # more than that was not the clocks' drift: this machine's was set
 
 log = get_logger(__name__)
@@ -78,10 +76,24 @@ class LiveHub:
 
     Args:
         link: to the core.
+        ask_interval_s: between two questions for Views.
+        linger_s: for so long after the last page the core is asked on, as a page that is loaded again comes back at
+            once.
+        clocks: what the machine's clocks show.
     """
 
-    def __init__(self, link: CoreLink) -> None:
+    def __init__(
+        self,
+        link: CoreLink,
+        *,
+        ask_interval_s: float = 1.0,
+        linger_s: float = 5.0,
+        clocks: Callable[[], Clocks] = read_clocks,
+    ) -> None:
         self._link = link
+        self._ask_interval_s = ask_interval_s
+        self._linger_s = linger_s
+        self._clocks = clocks
         link.on_view = self._take
         self._pages: set[Page] = set()
         self._picture: Picture | None = None  # None until a fresh View has come
@@ -105,7 +117,7 @@ class LiveHub:
             yield page
         finally:
             self._pages.discard(page)
-            self._last_page_at = time.monotonic()
+            self._last_page_at = self._clocks().monotonic_s
 
     def stop(self) -> None:
         """This frontend ends."""
@@ -118,14 +130,14 @@ class LiveHub:
     async def _ask(self) -> None:
         """Ask for Views as long as there are pages, and tell them when the core cannot be reached."""
         was_up = True
-        while self._pages or time.monotonic() - self._last_page_at < LINGER_S:
+        while self._pages or self._clocks().monotonic_s - self._last_page_at < self._linger_s:
             if self._link.is_up:
                 self._send()
             elif was_up:
                 self._picture = None
                 self._tell_all()
             was_up = self._link.is_up
-            await asyncio.sleep(ASK_INTERVAL_S)
+            await asyncio.sleep(self._ask_interval_s)
         self._asking = None
         self._picture = None
 
@@ -139,12 +151,12 @@ class LiveHub:
         picture = self._picture
         if self._asking is None or (picture is None and not view.is_fresh):
             return  # what comes before the fresh one that was asked for
-        offset_s = time.time() - view.at
+        offset_s = self._clocks().wall_s - view.at
         is_next = picture is not None and self._follows(view, picture, offset_s)
         if not is_next:
             if picture is not None:
                 self._drops.dropped("core", f"what came before View {view.number}")
-            self._picture = Picture(offset_s) if view.is_fresh else None
+            self._picture = Picture(offset_s, self._clocks) if view.is_fresh else None
         if self._picture is None:
             self._send()
             return

@@ -1,9 +1,10 @@
 """The service as the core's Views have drawn it, and what pages are told of it."""
 
-import time
 from collections import deque
+from collections.abc import Callable
 
 from common import messages as m
+from common.clocks import Clocks, read_clocks
 from scheduler_svc.frontend.live.block_map import BlockMap, encoded_blocks
 from scheduler_svc.frontend.live.page_events import Events, Reader, history_event, page_event
 
@@ -16,15 +17,17 @@ class Picture:
 
     Args:
         offset_s: Unix time less the core's time.
+        clocks: what the machine's clocks show.
 
     Attributes:
         number: of the last View.
         offset_s: as given.
     """
 
-    def __init__(self, offset_s: float) -> None:
+    def __init__(self, offset_s: float, clocks: Callable[[], Clocks] = read_clocks) -> None:
         self.number = -1
         self.offset_s = offset_s
+        self._clocks = clocks
         self._report: m.StatusReport | None = None
         self._waiting: tuple[m.WaitingSequence, ...] = ()
         self._running: tuple[m.RunningSequence, ...] = ()
@@ -54,7 +57,7 @@ class Picture:
             self._history.popleft()
         for changes in view.blocks:
             if (block_map := self._maps.get(changes.epoch)) is not None:
-                block_map.apply(changes, time.monotonic())
+                block_map.apply(changes, self._clocks().monotonic_s)
 
     def beginning(self, reader: Reader) -> Events:
         """All that a page is told first; nothing before the first report. For readers of equal rights it is written
@@ -94,6 +97,6 @@ class Picture:
 
     def _written_maps(self) -> Events:
         if self._all_maps is None:
-            now = time.monotonic()
+            now = self._clocks().monotonic_s
             self._all_maps = b"".join(block_map.event(epoch, now) for epoch, block_map in self._maps.items())
         return self._all_maps

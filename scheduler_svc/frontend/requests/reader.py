@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel
 
 from scheduler_svc.frontend.api_keys import ApiClient
+from scheduler_svc.frontend.grammars.checker_process import CheckerProcess
 from scheduler_svc.frontend.grammars.compiler import GrammarCompiler
 from scheduler_svc.frontend.link.core_link import CoreLink
 from scheduler_svc.frontend.requests.body import Parsed, parse_noting
@@ -49,7 +50,7 @@ class RequestReader:
         self._link = link
         self.options = options
         self._long_work = long_work
-        self._grammars = GrammarCompiler(tokenizer.folder, tokenizer.eos_token_ids)
+        self._grammars = GrammarCompiler(CheckerProcess(tokenizer.folder, tokenizer.eos_token_ids))
         self._chats = ChatRenderer(tokenizer, long_work)
         self._ignored = IgnoredFields()
 

@@ -98,18 +98,24 @@ def tokenize(body: TokenizeRequest, tokenizer: Tokenizer, style: ChatStyle, max_
     return Tokenized(len(tokens), limit, tokens, _strings(tokens, tokenizer) if body.return_token_strs else UNSET)
 
 
-def detokenize(body: DetokenizeRequest, tokenizer: Tokenizer) -> Detokenized:
+def detokenize(
+    body: DetokenizeRequest,
+    tokenizer: Tokenizer,
+    *,
+    tokens_at_once: int = TOKENS_AT_ONCE,
+    max_bytes: int = MAX_ECHOED_BYTES,
+) -> Detokenized:
     """Their text. Raises ApiError for a token that the model does not have, and for a text of more than
-    `MAX_ECHOED_BYTES`."""
+    `max_bytes`."""
     check_token_ids("tokens", body.tokens, tokenizer.vocab_size)
     size = int(tokenizer.token_lengths[np.asarray(body.tokens, np.int64)].sum(dtype=np.int64))
-    if size > MAX_ECHOED_BYTES:
-        message = f"The text of these tokens has {size} bytes; {MAX_ECHOED_BYTES} are allowed: ask for fewer at once."
+    if size > max_bytes:
+        message = f"The text of these tokens has {size} bytes; {max_bytes} are allowed: ask for fewer at once."
         raise ApiError(400, message, code="invalid_value", param="tokens")
     detokenizer = tokenizer.whole_text()
     # In pieces: to decode megabytes in one call would let no other thread have a turn.
-    starts = range(0, len(body.tokens), TOKENS_AT_ONCE)
-    texts = [detokenizer.feed(body.tokens[start : start + TOKENS_AT_ONCE]) for start in starts]
+    starts = range(0, len(body.tokens), tokens_at_once)
+    texts = [detokenizer.feed(body.tokens[start : start + tokens_at_once]) for start in starts]
     return Detokenized("".join(texts) + detokenizer.flush())
 
 

@@ -48,13 +48,23 @@ class ChatTemplate:
     Args:
         special_tokens: by the names that templates have for them.
         file: that the user has named for it, in errors.
+        render_may_take_s: or the process is killed.
 
     Attributes:
         source: the template.
+        render_may_take_s: as given.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], file: Path | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        file: Path | None = None,
+        *,
+        render_may_take_s: float = RENDER_MAY_TAKE_S,
+    ) -> None:
         self.source, self._file = source, file
+        self.render_may_take_s = render_may_take_s
         if len(source) > MAX_SOURCE_CHARS:
             raise self._error(f"the chat template has {len(source)} characters, the limit is {MAX_SOURCE_CHARS}")
         try:
@@ -128,9 +138,9 @@ class ChatTemplate:
         # Not msgspec, which has neither half characters nor integers of any length, as requests may.
         question = json.dumps([messages, tools, dict(variables), ending], ensure_ascii=False)
         try:
-            answer = self._process.ask(question.encode("utf-8", "surrogatepass"), RENDER_MAY_TAKE_S)
+            answer = self._process.ask(question.encode("utf-8", "surrogatepass"), self.render_may_take_s)
         except TimeoutError:
-            reason = f"takes more than {RENDER_MAY_TAKE_S:g} s for this conversation"
+            reason = f"takes more than {self.render_may_take_s:g} s for this conversation"
             raise RequestRejected(f"the model's chat template {reason}") from None
         except HelperUnavailable as error:
             message = "chats cannot be rendered now; the server's log says more"

@@ -152,7 +152,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise RequestRejected(f"a text is not valid Unicode: {error.reason}") from error
         ids: list[list[int]] = []
-        for some in _portions(texts):
+        for some in portions(texts):
             try:
                 # Not `encode`: it holds the GIL, for seconds on a long text (measured), and computes offsets.
                 encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=add_special_tokens)
@@ -221,7 +221,7 @@ def _why_none(folder: Path) -> str:
     )
 
 
-def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
+def portions(texts: Sequence[str]) -> Iterator[list[str]]:
     """The texts, some at a time: an encoding takes a hundred bytes for each character until its ids are taken."""
     portion: list[str] = []
     num_characters = 0

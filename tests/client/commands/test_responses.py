@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,18 +18,17 @@ import pytest
 from click.testing import CliRunner
 
 from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.client.cli import main
 from scheduler_svc.client.responses.show import item_line, settle
 from scheduler_svc.store import responses as store
 from scheduler_svc.store.database import connect
 from scheduler_svc.store.records import StoredResponse
-from tests.frontend.answers.test_message_text import EOS, TOKENIZER, ids
-from tests.frontend.fake_core import FakeCore, delta, outputs, say, silence, tokens_of
-from tests.frontend.harness import REPOSITORY, Frontend
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.support.chat_templates import QWEN3_LIKE, model_with_template
 from tests.support.cuttable_proxy import CuttableProxy
+from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, delta, outputs, say, silence, tokens_of
+from tests.support.frontend_process import REPOSITORY, Frontend
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 TAIL = ("completed_at", "error", "incomplete_details", "usage")
@@ -57,9 +55,7 @@ def running_worker(core: FakeCore, folder: Path, *options: str) -> Iterator[None
 def thinker() -> Iterator[Frontend]:
     """A model with Qwen3's habits and the demo model's tokens."""
     with tempfile.TemporaryDirectory() as name:
-        model, store = Path(name, "model"), Path(name, "store")
-        shutil.copytree(DEMO_MODEL_DIR, model, ignore=shutil.ignore_patterns("*.safetensors", "*.md"))
-        (model / "chat_template.jinja").write_text(QWEN3_LIKE)
+        model, store = model_with_template(Path(name), QWEN3_LIKE), Path(name, "store")
         store.mkdir()
         core = FakeCore(Path(name))
         options = ("--model", str(model), "--store", str(store))

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from common.model_files import DEMO_MODEL_DIR
-from tests.frontend.answers.test_message_text import EOS, TOKENIZER, ids
-from tests.frontend.fake_core import FakeCore, say
-from tests.frontend.harness import Frontend, running_frontend
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.frontend.thinker import CALL, CITY
+from tests.frontend.thinker import answering as thinker_says
+from tests.support.chat_templates import QWEN3_LIKE, model_with_template
+from tests.support.demo_tokenizer import TOKENIZER
+from tests.support.fake_core import FakeCore
+from tests.support.frontend_process import Frontend, running_frontend
 
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 THOUGHT = "<think>\nIs 9.8 more than 9.11?"
 DIALECTS = ["chat", "messages", "responses"]
 EVERY_WAY = list(itertools.product(DIALECTS, [False, True]))
@@ -26,10 +24,7 @@ EVERY_WAY = list(itertools.product(DIALECTS, [False, True]))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with Qwen3's habits, whose files name another end than its template."""
-    folder = tmp_path_factory.mktemp("model")
-    for path in DEMO_MODEL_DIR.glob("*.json"):
-        shutil.copy(path, folder)
-    Path(folder, "chat_template.jinja").write_text(QWEN3_LIKE)
+    folder = model_with_template(tmp_path_factory.mktemp("thinker"), QWEN3_LIKE)
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 5}))
@@ -110,7 +105,7 @@ def answers(frontend: Frontend, dialect: str, is_streamed: bool, **asked: Any) -
 
 def answering(frontend: Frontend, text: str) -> FakeCore:
     frontend.core.forget()
-    frontend.core.script = say([*ids(text), EOS], "stop")
+    thinker_says(frontend.core, text)
     return frontend.core
 
 

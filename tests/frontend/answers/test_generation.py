@@ -6,24 +6,22 @@ import pytest
 
 from common import messages as m
 from common.errors import RequestRejected
-from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.answers import delta_parts
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import int32
+from tests.support.demo_tokenizer import TOKENIZER
+from tests.support.fake_core import int32
+from tests.support.instructions import instructions_of
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 ONE, TWO, THREE = (TOKENIZER.encode([word], add_special_tokens=False)[0] for word in ("one", " two", " three"))
 
 
 class Desk:
     """A generation and its queue."""
 
-    def __init__(self, *, n: int = 1, stop: tuple[str, ...] = (), after: str = "") -> None:
+    def __init__(self, *, n: int = 1, stop: tuple[str, ...] = (), after: str = "", **limits: int) -> None:
         context = AnswerContext(
             kind="completion",
             created=1,
@@ -38,7 +36,7 @@ class Desk:
         self.queue = DeltaQueue(self.told.append, lambda _: None, is_streamed=True, is_resumable=True)
         self.queue.add("r", 0, n)
         position = Position.after(after, n) if after else Position.start(n)
-        self.generation = Generation(self.queue, TOKENIZER, AnswerSpec("r", context, 3, position))
+        self.generation = Generation(self.queue, TOKENIZER, AnswerSpec("r", context, 3, position), **limits)
 
     def put(self, token_ids: list[int], reason: m.FinishReason | None = None, index: int = 0, **more: str) -> None:
         delta = m.TokenDelta(request_id="r", index=index, token_ids=int32(token_ids), finish_reason=reason, **more)
@@ -101,13 +99,12 @@ def test_the_end_of_what_the_client_has_ended_with(reason: m.FinishReason):
     assert failure is None
 
 
-def test_long_answers_are_read_in_parts(monkeypatch: pytest.MonkeyPatch):
+def test_long_answers_are_read_in_parts():
     tokens = [*ONE, *TWO, *THREE] * 5
     whole = Desk()
     whole.put(tokens, "length", model="a/b", error="")
     [[expected]], _ = whole.turns()
-    monkeypatch.setattr(delta_parts, "MAX_BYTES_AT_ONCE", 8)
-    desk = Desk()
+    desk = Desk(most_bytes=8)
     desk.put(tokens, "length", model="a/b")
     turns, _ = desk.turns()
     assert len(turns) == (len(tokens) + 1) // 2
@@ -118,10 +115,14 @@ def test_long_answers_are_read_in_parts(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_stop_strings_are_prepared_once_for_all_choices():
-    desk = Desk(n=128, stop=("x" * 256,))
-    searches = [choice.text._search for choice in desk.generation._choices]
-    assert len(searches) == 128
-    assert len({id(search._stops) for search in searches}) == 1
+
+    def cost(n: int) -> int:
+        """Of a long stop string, beside a short one."""
+        long, short = (instructions_of(lambda stop=stop: Desk(n=n, stop=(stop,))) for stop in ("x" * 256, "x"))
+        return long - short
+
+    assert cost(1) > 256
+    assert cost(128) < 2 * cost(1)
 
 
 def test_another_model_goes_on():

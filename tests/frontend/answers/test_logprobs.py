@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from common.errors import WireError
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers import delta_parts
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import Piece
@@ -24,12 +23,10 @@ from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation, WholeChoice
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import VOCAB_SIZE, int32
+from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
 from tests.support.effort import examples
+from tests.support.fake_core import VOCAB_SIZE, int32
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
-EOS = TOKENIZER.eos_token_ids[0]
 NO_TOKEN = VOCAB_SIZE + 7
 BYTES = [i for i, data in TOKENIZER.token_bytes.items() if len(data) == 1 and data >= b"\x80"]
 LETTERS = [i for i, data in TOKENIZER.token_bytes.items() if data.strip() in (b"a", b"e", b"i")]
@@ -91,13 +88,13 @@ CONTEXTS = st.builds(
 
 
 def read(
-    context: AnswerContext, deltas: Iterable[m.TokenDelta], *, after: str = "", turns_between: int = 5
+    context: AnswerContext, deltas: Iterable[m.TokenDelta], *, after: str = "", turns_between: int = 5, **limits: int
 ) -> tuple[list[Piece], Generation]:
     """The pieces of an answer whose deltas come with so many turns of the event loop between them."""
     queue = DeltaQueue(lambda _: None, lambda _: None, is_streamed=True, is_resumable=True)
     queue.add("r", 0, 1)
     position = Position.after(after, 1) if after else Position.start(1)
-    generation = Generation(queue, TOKENIZER, AnswerSpec("r", context, 3, position))
+    generation = Generation(queue, TOKENIZER, AnswerSpec("r", context, 3, position), **limits)
 
     async def put() -> None:
         for delta in deltas:
@@ -226,10 +223,8 @@ def test_a_long_answer_is_read_in_parts(context: AnswerContext, data: st.DataObj
     story = data.draw(stories(context.logprobs))
     [delta] = story.deltas([1000])
     limit = 4 * 8
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_parts, "MAX_BYTES_AT_ONCE", limit)
-        parts = delta_parts.parts_of([(0, delta), (1, delta)], 0)
-        read_in_parts, _ = read(context, [delta])
+    parts = delta_parts.parts_of([(0, delta), (1, delta)], 0, most_bytes=limit)
+    read_in_parts, _ = read(context, [delta], most_bytes=limit)
     for part in parts:
         num_tokens = sum(len(each.token_ids) // 4 for _, each in part)
         assert num_tokens <= 1 or 4 * num_tokens * (1 + context.logprobs) <= limit
@@ -246,10 +241,6 @@ def story_of(*tokens: tuple[int, float], reason: m.FinishReason = "length") -> S
     token_ids = [token for token, _ in tokens]
     rows, values = np.array(token_ids).reshape(-1, 1), np.array([value for _, value in tokens]).reshape(-1, 1)
     return Story(token_ids, rows, values, reason)
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER.encode([text], add_special_tokens=False)[0]
 
 
 def told(context: AnswerContext, story: Story) -> list[list[tuple[str, float]]]:

@@ -6,39 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers.message_text import MessageText
 from scheduler_svc.frontend.parsing.message import CallPart, MessagePart, MessageRules
 from scheduler_svc.frontend.text.sequence_text import TextRules
 from scheduler_svc.frontend.text.stop_strings import StopStrings
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests.frontend.answers.texts import ANSWER, BOTH, CALL, PIECES, RULES, SECOND
+from tests.support.demo_tokenizer import EOS, TOKENIZER, decoded, ids
 from tests.support.effort import examples
-
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
-EOS = TOKENIZER.eos_token_ids[0]
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "<é🦊>"}}\n</tool_call>'
-SECOND = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
-ANSWER = f"<think>\nI should.\n</think>\n\nWell <b>:\n{CALL}\n{SECOND}"
-BOTH = MessageRules(thought="may_open", calls="hermes")
-RULES = [
-    BOTH,
-    MessageRules(thought="open", calls="hermes"),
-    MessageRules(thought="may_open"),
-    MessageRules(calls="hermes", is_one_call=True),
-    MessageRules(thought="may_open", calls="qwen3_coder", text_parameters={"f": ("a",)}),
-    MessageRules(thought="open", calls="json"),
-    MessageRules(thought="may_open", calls="hermes", stop_in_thought=False, calls_in_thought=True),
-    MessageRules(thought="open", calls="qwen3_coder", is_one_call=True, stop_in_thought=False, calls_in_thought=True),
-]
-CODER_CALL = (
-    "<tool_call>\n<function=f>\n<parameter=a>\n<é🦊>\n</parameter>\n<parameter=b>\n[1, 2]\n</parameter>\n</function>\n"
-    "</tool_call>"
-)
-JSON_CALL = '{"name": "f", "parameters": {"a": "<é🦊>"}}'
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER.encode([text], add_special_tokens=False)[0]
 
 
 def text_rules(*stops: str, min_tokens: int = 0, are_shown: bool = False) -> TextRules:
@@ -101,7 +75,7 @@ def test_a_whole_answer():
 def test_the_tokens_of_a_thought_are_those_up_to_its_end_tag():
     before = "<think>\nI should.\n</think>"
     tokens = ids(ANSWER)
-    num_thought = next(k for k in range(len(tokens)) if TOKENIZER._tokenizer.decode(tokens[:k]).startswith(before))
+    num_thought = next(k for k in range(len(tokens)) if decoded(tokens[:k]).startswith(before))
     for size in (1, 2, 3, 1000):
         assert Reading(BOTH).read(tokens, [size], "length").message.num_thought_tokens == num_thought
     cut_short = tokens[: num_thought - 1]
@@ -128,13 +102,11 @@ def test_a_second_call_that_is_left_out_ends_the_answer(size: int):
     read = Reading(MessageRules(calls="hermes", is_one_call=True)).read(tokens, [size], "length")
     assert (read.content, read.reason) == ("Well:", "stop")
     assert read.calls == {0: ("f", '{"a": "<é🦊>"}')}
-    text = TOKENIZER._tokenizer.decode(tokens[: read.message.text.num_tokens])
+    text = decoded(tokens[: read.message.text.num_tokens])
     assert text.startswith(f"Well: {CALL}")
     assert len(text) < len(f"Well: {CALL}\n{SECOND}")
 
 
-PIECES = ["<think>", "</think>", "\n", "<", "a", "🦊", CALL, SECOND, CALL[:20], '{"name"', "é", " two", CODER_CALL]
-PIECES += [f"<think>hm {CALL}", CODER_CALL[:50], JSON_CALL, JSON_CALL[:30]]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.sampled_from([ANSWER, ANSWER + " x", CALL])
 
 

@@ -13,8 +13,8 @@ from common import messages as m
 from common.errors import RequestRejected, WireError
 from scheduler_svc.frontend.answers.pooled import PooledAnswer, embedding, margin, relevance, short_floats
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from tests.frontend.fake_core import COMPUTED_BY, delta, int32
 from tests.frontend.links import in_event_loop
+from tests.support.fake_core import COMPUTED_BY, delta, int32
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = npst.arrays(np.float32, st.integers(1, 40), elements=FLOATS)

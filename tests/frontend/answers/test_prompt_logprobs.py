@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
-from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.answers import delta_parts, prompt_part
+from scheduler_svc.frontend.answers import delta_parts
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.event_ids import Position
@@ -23,8 +22,10 @@ from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import (
+from tests.frontend.sse import events_after, events_of, text_of
+from tests.support.demo_tokenizer import EOS, TOKENIZER, decoded, ids
+from tests.support.effort import examples
+from tests.support.fake_core import (
     FakeCore,
     Step,
     delta,
@@ -38,27 +39,14 @@ from tests.frontend.fake_core import (
     say,
     tokens_of,
 )
-from tests.frontend.harness import COMPLETION, MODEL, Frontend
-from tests.frontend.sse import events_after, events_of, text_of
-from tests.support.effort import examples
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
-EOS = TOKENIZER.eos_token_ids[0]
 NAMES = "tokens", "token_logprobs", "top_logprobs", "text_offset"
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER.encode([text], add_special_tokens=False)[0]
 
 
 STORY = ids("Once 🦊 upon")
 HALF = ids("🦊")[:1]
 PROMPT = [*ids("A naïve"), EOS, *ids(" 月 story"), *HALF]
-
-
-def text(token_ids: list[int], *, special: bool = True) -> str:
-    table = TOKENIZER.all_token_bytes if special else TOKENIZER.token_bytes
-    return b"".join(table.get(token, b"") for token in token_ids).decode(errors="replace")
 
 
 def named(token: int) -> str:
@@ -96,7 +84,7 @@ def echoed(prompt: list[int], generated: list[int], asked: int, shown: int) -> d
     """
     before, after = columns_of(prompt, asked, shown), columns_of(generated, shown, shown)
     before["token_logprobs"][0] = before["top_logprobs"][0] = None
-    start = len(text(prompt))
+    start = len(decoded(prompt))
     both = {name: before[name] + after[name] for name in before}
     return both | {"text_offset": offsets(prompt) + [start + offset for offset in offsets(generated, special=False)]}
 
@@ -130,8 +118,8 @@ def test_echo_with_log_probabilities(client: openai.OpenAI, core: FakeCore, stre
     for index in range(4):
         parts = [choice for choice in choices if choice.index == index]
         prompt = prompts[index // 2]
-        assert "".join(part.text for part in parts) == text(prompt) + text(STORY)
-        assert parts[0].text.startswith(text(prompt)), "in the first piece"
+        assert "".join(part.text for part in parts) == decoded(prompt) + decoded(STORY)
+        assert parts[0].text.startswith(decoded(prompt)), "in the first piece"
         logprobs = {name: [entry for part in parts for entry in getattr(part.logprobs, name)] for name in NAMES}
         assert logprobs == echoed(prompt, STORY, 3, 3)
 
@@ -139,7 +127,7 @@ def test_echo_with_log_probabilities(client: openai.OpenAI, core: FakeCore, stre
 def test_echo_alone_asks_the_core_for_nothing(client: openai.OpenAI, core: FakeCore):
     core.script = say(STORY)
     [choice] = client.completions.create(model=MODEL, prompt=PROMPT, echo=True).choices
-    assert (choice.text, choice.logprobs) == (text(PROMPT) + text(STORY), None)
+    assert (choice.text, choice.logprobs) == (decoded(PROMPT) + decoded(STORY), None)
     assert core.submits[0].params.prompt_logprobs == 0
     assert "prompt_logprobs" not in choice.model_extra
 
@@ -149,7 +137,7 @@ def test_prompt_logprobs_of_completions(frontend: Frontend, core: FakeCore):
     body = {"model": MODEL, "prompt": [PROMPT, [7]], "n": 2, "prompt_logprobs": 2}
     answer = frontend.post("/v1/completions", body).json()
     assert [choice["prompt_logprobs"] for choice in answer["choices"]] == [listed(PROMPT, 3, 3)] * 2 + [[None]] * 2
-    assert {choice["text"] for choice in answer["choices"]} == {text(STORY)}
+    assert {choice["text"] for choice in answer["choices"]} == {decoded(STORY)}
     assert {choice["logprobs"] for choice in answer["choices"]} == {None}
 
 
@@ -170,7 +158,7 @@ def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(frontend: Frontend, 
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Go"}], "n": 2, "prompt_logprobs": 1}
     answer = frontend.post("/v1/chat/completions", body).json()
     assert answer["prompt_logprobs"] == listed(tokens_of(core.submits[0].prompt), 2, 2)
-    assert {choice["message"]["content"] for choice in answer["choices"]} == {text(STORY)}
+    assert {choice["message"]["content"] for choice in answer["choices"]} == {decoded(STORY)}
     assert "prompt_logprobs" not in answer["choices"][0]
 
 
@@ -178,14 +166,14 @@ def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(frontend: Frontend, 
 @pytest.mark.parametrize("reason", ["length", "stop"])
 def test_no_tokens_at_all(frontend: Frontend, core: FakeCore, stream: bool, reason: m.FinishReason):
     core.script = say(STORY[:1], reason)
-    asked = {"echo": True, "max_tokens": 0, "logprobs": 1, "stop": [text(STORY[:1])], "stream": stream}
+    asked = {"echo": True, "max_tokens": 0, "logprobs": 1, "stop": [decoded(STORY[:1])], "stream": stream}
     asked |= {"prompt": PROMPT} | ({"stream_options": {"include_usage": True}} if stream else {})
     answer = frontend.post("/v1/completions", COMPLETION | asked)
     events = [event.data for event in events_of(answer.content)[:-1]] if stream else [answer.json()]
     assert core.submits[0].params.max_tokens == 1
     assert events[-1]["usage"]["completion_tokens"] == 0
     [choice] = [choice for event in events for choice in event["choices"]]
-    assert (choice["text"], choice["finish_reason"]) == (text(PROMPT), "length")
+    assert (choice["text"], choice["finish_reason"]) == (decoded(PROMPT), "length")
     assert choice["logprobs"] == echoed(PROMPT, [], 2, 2)
 
 
@@ -203,7 +191,7 @@ def test_other_choices_wait_for_the_prompts_log_probabilities(frontend: Frontend
     *events, _ = events_of(frontend.post("/v1/completions", body).content)
     for index in (0, 1):
         [choice] = [part for event in events for part in event.data["choices"] if part["index"] == index]
-        assert choice["text"] == text(PROMPT) + text(STORY)
+        assert choice["text"] == decoded(PROMPT) + decoded(STORY)
         assert choice["logprobs"] == echoed(PROMPT, STORY, 1, 1)
 
 
@@ -218,7 +206,7 @@ def test_a_stream_that_breaks_off_has_its_prompts_once(frontend: Frontend, core:
         rest = events_of(events_after(frontend, name, event.id).content)
         for index, prompt in enumerate([PROMPT, STORY]):
             both = [*events[: number + 1], *rest]
-            assert text_of(both, index) == text(prompt) + text(STORY)
+            assert text_of(both, index) == decoded(prompt) + decoded(STORY)
             parts = [part["logprobs"] for e in both[:-1] for part in e.data["choices"] if part["index"] == index]
             logprobs = {name: [entry for part in parts for entry in part[name]] for name in NAMES}
             assert logprobs == echoed(prompt, STORY, 2, 2)
@@ -232,13 +220,15 @@ def context_of(**more: object) -> AnswerContext:
     return AnswerContext(**facts | {"include_usage": True, "is_resumable": False} | more)
 
 
-def asking(context: AnswerContext, prompts: list[list[int]], after: str = "") -> tuple[Generation, DeltaQueue]:
+def asking(
+    context: AnswerContext, prompts: list[list[int]], after: str = "", **limits: int
+) -> tuple[Generation, DeltaQueue]:
     queue = DeltaQueue(lambda _: None, lambda _: None, is_streamed=False, is_resumable=False)
     for number in range(len(prompts)):
         queue.add(str(number), number, context.n)
-    shown = asyncio.run(prompts_of(context, list(map(int32, prompts)), TOKENIZER))
+    shown = asyncio.run(prompts_of(context, list(map(int32, prompts)), TOKENIZER, tokens_at_once=2))
     position = Position.after(after, context.num_choices) if after else Position.start(context.num_choices)
-    return Generation(queue, TOKENIZER, AnswerSpec("r", context, 3, position, shown)), queue
+    return Generation(queue, TOKENIZER, AnswerSpec("r", context, 3, position, shown), **limits), queue
 
 
 def rows_of(prompt: list[int], count: int, start: int = 0, end: int | None = None) -> dict[str, bytes]:
@@ -299,17 +289,13 @@ def test_any_groups_make_the_same_answer(
         if deltas and data.draw(st.booleans()):
             own[0] = {**deltas.pop(), **own[0]}
         waiting.append(deltas + own)
-    generation, queue = asking(context, prompts)
+    generation, queue = asking(context, prompts, most_bytes=limit)
     while any(waiting):
         deltas = data.draw(st.sampled_from([each for each in waiting if each]))
         put(queue, **deltas.pop(0))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_parts, "MAX_BYTES_AT_ONCE", limit)
-        patch.setattr(prompt_part, "TOKENS_AT_ONCE", 2)
-        choices = whole(generation)
-    for choice in choices:
+    for choice in whole(generation):
         prompt = prompts[choice["index"] // n]
-        assert choice["text"] == (text(prompt) if num_echoed else "") + text(STORY)
+        assert choice["text"] == (decoded(prompt) if num_echoed else "") + decoded(STORY)
         assert choice["logprobs"] == (echoed(prompt, STORY, count, num_echoed) if num_echoed else None)
         assert choice.get("prompt_logprobs") == (listed(prompt, count, num_listed) if num_listed else None)
 
@@ -398,8 +384,8 @@ def test_a_prompt_that_the_client_has_is_not_waited_for():
     put(queue, STORY, "length", index=1, **logprob_columns(STORY, 1))
     put(queue, STORY[:1], "error", **logprob_columns(STORY[:1], 1))
     [piece] = pieces_of(generation)
-    assert (piece.choice, piece.text, piece.echoed) == (1, text(STORY)[len(text(STORY[:2])) :], None)
-    start = len(text(PROMPT))
+    assert (piece.choice, piece.text, piece.echoed) == (1, decoded(STORY)[len(decoded(STORY[:2])) :], None)
+    start = len(decoded(PROMPT))
     assert [entry.text_offset for entry in piece.logprobs] == [
         start + offset for offset in offsets(STORY, special=False)[2:]
     ]

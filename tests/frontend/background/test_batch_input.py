@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scheduler_svc.frontend.background import batch_input
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.multipart import FormReader, PartBegins, PartData, PartEnds
-from scheduler_svc.frontend.requests.batches import input_check
 from scheduler_svc.frontend.requests.batches.input_check import MAX_ERRORS, InputCheck
 from scheduler_svc.frontend.requests.batches.input_lines import InputLine, LineProblem, LineSplitter, read_line
 from scheduler_svc.store import files
@@ -159,8 +158,8 @@ def test_any_bytes_are_a_line_or_none(data):
         assert read_line(data, URL).custom_id
 
 
-def check(*datas):
-    found = InputCheck(URL)
+def check(*datas, **limits):
+    found = InputCheck(URL, **limits)
     found.add([InputLine(i, i + 1, 0, 0, data) for i, data in enumerate(datas)])
     return found
 
@@ -176,10 +175,9 @@ def test_an_input_says_which_lines_are_wrong():
     assert [(error.code, error.line) for error in found.end()] == [("invalid_json_line", 2), ("duplicate_custom_id", 3)]
 
 
-def test_an_input_has_some_lines_and_not_too_many(monkeypatch):
+def test_an_input_has_some_lines_and_not_too_many():
     assert [error.code for error in check().end()] == ["empty_file"]
-    monkeypatch.setattr(input_check, "MAX_LINES", 2)
-    found = check(*[line(custom_id=str(i)) for i in range(4)])
+    found = check(*[line(custom_id=str(i)) for i in range(4)], max_lines=2)
     assert [error.code for error in found.end()] == ["too_many_tasks"]
     assert found.is_over
 

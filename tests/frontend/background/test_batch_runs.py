@@ -4,24 +4,25 @@ import asyncio
 import json
 import time
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 import pytest
 
 from common import messages as m
+from common.clocks import read_clocks
 from scheduler_svc.frontend.answers.batch_objects import BatchError, errors_json
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
+from scheduler_svc.frontend.api_keys import ApiKeys
 from scheduler_svc.frontend.background import batch_lines, batches, line_run
 from scheduler_svc.frontend.background.batch_tools import BatchTools
 from scheduler_svc.frontend.background.batches import Batches
 from scheduler_svc.frontend.background.line_gate import LineGate
 from scheduler_svc.frontend.background.patient_store import PatientStore
-from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.link.many_requests import SUBMITS_AT_ONCE
-from scheduler_svc.frontend.requests.batches import input_lines
 from scheduler_svc.frontend.requests.batches.line_endpoints import line_endpoints
 from scheduler_svc.frontend.requests.batches.ready_line import PRIORITY
 from scheduler_svc.frontend.requests.chat_style import style_of
@@ -38,8 +39,10 @@ from scheduler_svc.store.errors import QuotaExceeded
 from scheduler_svc.store.records import OPEN_BATCH
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import StoreOptions
-from tests.frontend.fake_core import REPORT, delta, echo, outputs, refuse, silence, tokens_of
+from tests.frontend.keys import Keys
 from tests.frontend.links import in_event_loop, linked_core, until
+from tests.support.demo_tokenizer import TOKENIZER
+from tests.support.fake_core import REPORT, FakeCore, delta, echo, outputs, refuse, silence, tokens_of
 from tests.support.status_reports import executor_status
 
 URL = "/v1/completions"
@@ -50,16 +53,16 @@ ROOMY = msgspec.structs.replace(REPORT, executors=[executor_status(max_num_seqs=
 class Place:
     """A store, a fake core, a link to it, and what a test asks of them."""
 
-    def __init__(self, folder, core, link, tokenizer, keys):
+    def __init__(self, folder, core, link, keys, owner, clocks):
         self.core = core
         self.options = StoreOptions(folder)
-        self.thread = StoreThread(folder)
-        reader = RequestReader(link, tokenizer, OPTIONS, LongWork())
+        self.thread = StoreThread(folder, clocks=clocks)
+        reader = RequestReader(link, TOKENIZER, OPTIONS, LongWork())
         self.tools = BatchTools(
             link=link,
             reader=reader,
             endpoints=line_endpoints(
-                link, reader, style_of(tokenizer.chat_template, OPTIONS), "m", PoolingModel(("v",), tokenizer)
+                link, reader, style_of(TOKENIZER.chat_template, OPTIONS), "m", PoolingModel(("v",), TOKENIZER)
             ),
             store=PatientStore(self.thread, retry_s=0.0),
             gate=LineGate(),
@@ -67,9 +70,10 @@ class Place:
             limit_bytes=0,
             flush_s=0.01,
             retry_s=0.0,
+            look_s=0.01,
         )
         self.files = FileStore(self.thread, self.options, Sweeper(self.thread, keys))
-        self.owner = "alice-id" if keys.are_required else ""
+        self.owner = owner
         self.running = None
 
     async def batch(self, *bodies, lines=None, endpoint=URL, window_s=3600.0):
@@ -90,11 +94,15 @@ class Place:
     async def seen(self, batch_id):
         return await self.thread.run(self.owner, stored_batches.get, self.owner, batch_id, self.thread.clock.now())
 
-    async def ended(self, batch_id):
-        async with asyncio.timeout(10):
-            while (batch := await self.seen(batch_id)).status in OPEN_BATCH:
+    async def seen_as(self, batch_id, is_right):
+        """A batch, once that is right of it."""
+        async with asyncio.timeout(60):
+            while not is_right(batch := await self.seen(batch_id)):
                 await asyncio.sleep(0.005)
         return batch
+
+    async def ended(self, batch_id):
+        return await self.seen_as(batch_id, lambda batch: batch.status not in OPEN_BATCH)
 
     async def rows(self, file_id):
         """The lines of a file; none if there is no file."""
@@ -122,34 +130,34 @@ class Place:
 
 
 @asynccontextmanager
-async def place(folder, tokenizer, *, script=echo, keys=None):
+async def place(folder, *, script=echo, keys=None, owner="", clocks=read_clocks):
     async with linked_core(folder, script) as (core, link):
         core.report = ROOMY
-        found = Place(folder / "store", core, link, tokenizer, keys or ApiKeys())
+        found = Place(folder / "store", core, link, keys or ApiKeys(), owner, clocks)
         try:
             yield found
         finally:
             found.thread.close()
 
 
-@pytest.fixture(autouse=True)
-def _looks_often(monkeypatch):
-    monkeypatch.setattr(batches, "LOOK_S", 0.01)
-
-
 def completion(text, **more):
     return {"model": "m", "prompt": text, "max_tokens": 5, **more}
 
 
-def echoed(tokenizer, text):
+def echoed(text):
     """What the fake core says to it."""
-    (token_ids,) = tokenizer.encode([text], add_special_tokens=True)
-    return b"".join(tokenizer.token_bytes[token_id] for token_id in token_ids[:5]).decode()
+    (token_ids,) = TOKENIZER.encode([text], add_special_tokens=True)
+    return b"".join(TOKENIZER.token_bytes[token_id] for token_id in token_ids[:5]).decode()
+
+
+def lanes(number):
+    """A report of one executor with so many lanes."""
+    return msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=number)])
 
 
 @in_event_loop
-async def test_a_batch_from_its_input_to_its_files(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer) as here, here.worker():
+async def test_a_batch_from_its_input_to_its_files(tmp_path):
+    async with place(tmp_path) as here, here.worker():
         bodies = [completion("ROMEO: one two three"), completion("x", model="nope"), completion("JULIET: a b c", n=2)]
         batch_id = await here.batch(*bodies, "no object", completion("y", stop="zz", priority=3))
         batch = await here.ended(batch_id)
@@ -161,7 +169,7 @@ async def test_a_batch_from_its_input_to_its_files(tmp_path, tokenizer):
     assert [row["custom_id"] for row in output] == ["c0", "c2", "c3"]
     assert all(row["error"] is None and row["response"]["status_code"] == 200 for row in output + errors[1:])
     body = output[0]["response"]["body"]
-    assert body["choices"][0]["text"] == echoed(tokenizer, "ROMEO: one two three")
+    assert body["choices"][0]["text"] == echoed("ROMEO: one two three")
     assert body["id"] == output[0]["response"]["request_id"] == f"cmpl-{batch_id.removeprefix('batch_')}-0"
     assert len(output[1]["response"]["body"]["choices"]) == 2
     (error,) = errors
@@ -172,8 +180,8 @@ async def test_a_batch_from_its_input_to_its_files(tmp_path, tokenizer):
 
 
 @in_event_loop
-async def test_chats(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer) as here, here.worker():
+async def test_chats(tmp_path):
+    async with place(tmp_path) as here, here.worker():
         body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
         batch = await here.ended(await here.batch(body, endpoint="/v1/chat/completions"))
         output, _ = await here.results(batch)
@@ -181,12 +189,12 @@ async def test_chats(tmp_path, tokenizer):
 
 
 @in_event_loop
-async def test_embeddings(tmp_path, tokenizer):
+async def test_embeddings(tmp_path):
     def script(submit):
-        hidden = np.arange(tokenizer.hidden_size, dtype="<f4") + len(submit.prompt)
+        hidden = np.arange(TOKENIZER.hidden_size, dtype="<f4") + len(submit.prompt)
         yield outputs(delta(submit, [], "stop", pooled=hidden.tobytes()))
 
-    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+    async with place(tmp_path, script=script) as here, here.worker():
         here.core.fleet = msgspec.structs.replace(
             here.core.fleet, tasks=(m.TaskState(task="embed", num_ready=1, max_model_len=100),)
         )
@@ -201,8 +209,8 @@ async def test_embeddings(tmp_path, tokenizer):
 
 
 @in_event_loop
-async def test_an_input_that_is_none(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer) as here, here.worker():
+async def test_an_input_that_is_none(tmp_path):
+    async with place(tmp_path) as here, here.worker():
         batch = await here.ended(await here.batch(lines=["", "{", '{"custom_id": 1}']))
         empty = await here.ended(await here.batch(lines=["", " "]))
     assert (batch.status, batch.output_file_id) == ("failed", None)
@@ -214,9 +222,9 @@ async def test_an_input_that_is_none(tmp_path, tokenizer):
 
 
 @in_event_loop
-async def test_lines_are_sent_in_their_order_and_not_too_many_at_once(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer, script=silence) as here, here.worker():
-        here.core.report = msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=16)])
+async def test_lines_are_sent_in_their_order_and_not_too_many_at_once(tmp_path):
+    async with place(tmp_path, script=silence) as here, here.worker():
+        here.core.report = lanes(16)
         batch_id = await here.batch(*[completion(f"line {i}") for i in range(40)])
         await until(lambda: len(here.core.submits) == 14)
         assert here.tools.gate.num_open == 14
@@ -225,9 +233,9 @@ async def test_lines_are_sent_in_their_order_and_not_too_many_at_once(tmp_path, 
 
 
 @in_event_loop
-async def test_a_line_that_rests_leaves_the_gate_to_others(tmp_path, tokenizer, monkeypatch):
+async def test_a_line_that_rests_leaves_the_gate_to_others(tmp_path):
     """The core has no room for some lines: neither lines of other batches nor all of this one's wait for them."""
-    tokens = tokenizer.encode(["full"], add_special_tokens=True)[0]
+    tokens = TOKENIZER.encode(["full"], add_special_tokens=True)[0]
     is_full = True
 
     def script(submit):
@@ -237,61 +245,52 @@ async def test_a_line_that_rests_leaves_the_gate_to_others(tmp_path, tokenizer, 
         else:
             yield from echo(submit)
 
-    async with place(tmp_path, tokenizer, script=script) as here:
+    async with place(tmp_path, script=script) as here:
         here.tools = replace(here.tools, retry_s=0.02)
-        here.core.report = msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=1)])
+        here.core.report = lanes(1)
         async with here.worker():
-            monkeypatch.setattr(batch_lines, "MOST_RESTING", 2)
             resting = await here.batch(*[completion("full")] * 30)
-            await until(lambda: len(here.core.submits) > 20)
+            await until(lambda: len(here.core.submits) > 3 * batch_lines.MOST_RESTING)
             other = await here.batch(completion("y"))
             assert (await here.ended(other)).status == "completed"
             asked = {submit.request_id for submit in here.core.submits}
-            assert len(asked) < 15, "a batch of which many rest begins no more"
+            assert len(asked) <= batch_lines.MOST_RESTING + 2, "a batch of which many rest begins no more"
             is_full = False
             assert (await here.ended(resting)).completed == 30
 
 
 @in_event_loop
-async def test_others_have_turns_while_lines_are_taken(tmp_path, tokenizer, monkeypatch):
+async def test_others_have_turns_while_lines_are_taken(tmp_path):
     """Lines that are refused here, and do not wait for anything, are the ones that could leave no turn to others."""
     num_turns, turns_of_lines = 0, []
 
-    def read_line(*args):
+    async def refused(*_):
         turns_of_lines.append(num_turns)
-        return input_lines.read_line(*args)
+        raise ApiError(404, "no such model")
 
-    monkeypatch.setattr(batch_lines, "read_line", read_line)
-    async with place(tmp_path, tokenizer) as here, here.worker():
-        batch_id = await here.batch(*[completion("x", model="nope")] * 100)
-        while (await asyncio.sleep(0), len(turns_of_lines))[1] < 100:
-            num_turns += 1
-        assert (await here.ended(batch_id)).failed == 100
+    async with place(tmp_path) as here:
+        here.tools = replace(here.tools, endpoints={URL: refused})
+        async with here.worker():
+            batch_id = await here.batch(*[completion("x")] * 100)
+            while (await asyncio.sleep(0), len(turns_of_lines))[1] < 100:
+                num_turns += 1
+            assert (await here.ended(batch_id)).failed == 100
     assert max(Counter(turns_of_lines).values()) <= batch_lines.LINES_AT_ONCE
 
 
 @in_event_loop
-async def test_a_line_with_many_inputs_is_submitted_some_at_a_time(tmp_path, tokenizer, monkeypatch):
-    num_turns, turns_of_submits = 0, []
-    send = CoreLink._send
-
-    def seen(link, message):
-        if isinstance(message, m.Submit):
-            turns_of_submits.append(num_turns)
-        send(link, message)
-
-    monkeypatch.setattr(CoreLink, "_send", seen)
-    async with place(tmp_path, tokenizer) as here, here.worker():
-        body = {"model": "v", "input": [[5]] * 500}
-        batch_id = await here.batch(body, endpoint="/v1/embeddings")
-        while (await asyncio.sleep(0), len(turns_of_submits))[1] < 500:
-            num_turns += 1
-        assert (await here.ended(batch_id)).completed == 1
-    assert max(Counter(turns_of_submits).values()) <= SUBMITS_AT_ONCE
+async def test_a_line_with_many_inputs_is_submitted_some_at_a_time(tmp_path):
+    async with place(tmp_path, script=silence) as here, here.worker():
+        await here.batch({"model": "v", "input": [[5]] * 500}, endpoint="/v1/embeddings")
+        num_open = [0]
+        while num_open[-1] < 500:
+            await asyncio.sleep(0)
+            num_open.append(here.tools.link.num_open)
+    assert max(later - earlier for earlier, later in pairwise(num_open)) <= SUBMITS_AT_ONCE
 
 
 @in_event_loop
-async def test_a_line_that_is_refused_in_part_is_sent_until_it_has_room(tmp_path, tokenizer):
+async def test_a_line_that_is_refused_in_part_is_sent_until_it_has_room(tmp_path):
     """What the core had taken of it is cancelled each time, which is not taken for a client's doing."""
     num_refused = 0
 
@@ -305,7 +304,7 @@ async def test_a_line_that_is_refused_in_part_is_sent_until_it_has_room(tmp_path
             yield 0.01
             yield from echo(submit)
 
-    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+    async with place(tmp_path, script=script) as here, here.worker():
         batch = await here.ended(await here.batch(completion(["x", "y"])))
     assert (batch.completed, batch.failed) == (1, 0)
 
@@ -315,7 +314,7 @@ CODES_THAT_PASS = ("queue_full", "too_many_requests", "rate_limit_exceeded", "un
 
 @pytest.mark.parametrize("code", CODES_THAT_PASS)
 @in_event_loop
-async def test_what_passes_is_no_answer(tmp_path, tokenizer, code):
+async def test_what_passes_is_no_answer(tmp_path, code):
     """The line is sent again, until the core takes it."""
     num_refused = 0
 
@@ -328,15 +327,15 @@ async def test_what_passes_is_no_answer(tmp_path, tokenizer, code):
         yield from refuse("not now", code)(submit)
         del here.core.stories[submit.request_id]  # a core keeps nothing of what it refuses
 
-    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+    async with place(tmp_path, script=script) as here, here.worker():
         batch = await here.ended(await here.batch(*[completion(f"line {i}") for i in range(3)]))
     assert (batch.status, batch.completed, batch.failed) == ("completed", 3, 0)
     assert len(here.core.submits) == 3 + 5
 
 
 @in_event_loop
-async def test_a_fault_of_the_line_is_its_error(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer, script=refuse("too long", "context_length_exceeded")) as here, here.worker():
+async def test_a_fault_of_the_line_is_its_error(tmp_path):
+    async with place(tmp_path, script=refuse("too long", "context_length_exceeded")) as here, here.worker():
         batch = await here.ended(await here.batch(completion("x")))
         _, (error,) = await here.results(batch)
     assert (batch.status, batch.completed, batch.failed) == ("completed", 0, 1)
@@ -345,7 +344,7 @@ async def test_a_fault_of_the_line_is_its_error(tmp_path, tokenizer):
 
 
 @in_event_loop
-async def test_a_line_that_the_core_gave_up_is_asked_for_anew(tmp_path, tokenizer):
+async def test_a_line_that_the_core_gave_up_is_asked_for_anew(tmp_path):
     """The worker was away for longer than the core keeps what nobody reads. One that is cancelled each time is wanted
     by nobody."""
 
@@ -355,7 +354,7 @@ async def test_a_line_that_the_core_gave_up_is_asked_for_anew(tmp_path, tokenize
     def script(submit):
         return (echo if ".1-" in submit.request_id else give_up)(submit)
 
-    async with place(tmp_path, tokenizer, script=script) as here, here.worker():
+    async with place(tmp_path, script=script) as here, here.worker():
         batch = await here.ended(await here.batch(completion("x")))
         assert (batch.completed, batch.failed) == (1, 0)
         here.core.script = give_up
@@ -366,7 +365,7 @@ async def test_a_line_that_the_core_gave_up_is_asked_for_anew(tmp_path, tokenize
 
 
 @in_event_loop
-async def test_another_worker_goes_on_and_computes_nothing_twice(tmp_path, tokenizer):
+async def test_another_worker_goes_on_and_computes_nothing_twice(tmp_path):
     """The first one is ended when some lines have results, some are with the core, and some have not begun."""
     held = asyncio.Event()
 
@@ -376,13 +375,11 @@ async def test_another_worker_goes_on_and_computes_nothing_twice(tmp_path, token
             yield 0.005
         yield from echo(submit)
 
-    async with place(tmp_path, tokenizer, script=script) as here:
+    async with place(tmp_path, script=script) as here:
         bodies = [completion(f"line number {i}") for i in range(60)]
         async with here.worker():
             batch_id = await here.batch(*bodies)
-            async with asyncio.timeout(10):
-                while (await here.seen(batch_id)).completed < 30:
-                    await asyncio.sleep(0.005)
+            await here.seen_as(batch_id, lambda batch: batch.completed >= 30)
         submitted = len(here.core.submits)
         assert submitted >= 30
         held.set()
@@ -392,7 +389,7 @@ async def test_another_worker_goes_on_and_computes_nothing_twice(tmp_path, token
     assert (batch.completed, errors) == (60, [])
     assert [row["custom_id"] for row in output] == [f"c{i}" for i in range(60)]
     for i, row in enumerate(output):
-        assert row["response"]["body"]["choices"][0]["text"] == echoed(tokenizer, f"line number {i}")
+        assert row["response"]["body"]["choices"][0]["text"] == echoed(f"line number {i}")
     new = {submit.request_id for submit in here.core.submits}
     assert len(new) == 60, "each line has one request, however often it was asked for"
     again = len(here.core.submits) - 60
@@ -401,37 +398,28 @@ async def test_another_worker_goes_on_and_computes_nothing_twice(tmp_path, token
 
 
 @in_event_loop
-async def test_a_core_that_goes_away_loses_nothing(tmp_path, tokenizer):
+async def test_a_core_that_goes_away_loses_nothing(tmp_path):
     """A core that comes back without its requests is asked for them again."""
-    async with linked_core(tmp_path, silence) as (core, link):
-        core.report = ROOMY
-        here = Place(tmp_path / "store", core, link, tokenizer, ApiKeys())
-        async with here.worker():
-            batch_id = await here.batch(*[completion(f"line {i}") for i in range(5)])
-            await until(lambda: len(core.submits) == 5)
-            core.close()
-            await until(lambda: not link.is_up)
-            again = type(core)(tmp_path, script=echo)
+    async with place(tmp_path, script=silence) as here, here.worker():
+        batch_id = await here.batch(*[completion(f"line {i}") for i in range(5)])
+        await until(lambda: len(here.core.submits) == 5)
+        here.core.close()
+        await until(lambda: not here.tools.link.is_up)
+        with closing(FakeCore(tmp_path)) as again:
             again.report = ROOMY
-            try:
-                batch = await here.ended(batch_id)
-            finally:
-                again.close()
-        here.thread.close()
+            batch = await here.ended(batch_id)
     assert (batch.status, batch.completed) == ("completed", 5)
 
 
 @in_event_loop
-async def test_cancelling_ends_what_is_open_and_keeps_results(tmp_path, tokenizer):
+async def test_cancelling_ends_what_is_open_and_keeps_results(tmp_path):
     def script(submit):
         return (echo if "-0-0" in submit.request_id else silence)(submit)
 
-    async with place(tmp_path, tokenizer, script=script) as here, here.worker() as worker:
+    async with place(tmp_path, script=script) as here, here.worker() as worker:
         batch_id = await here.batch(*[completion(f"line {i}") for i in range(10)])
         worker.start(here.owner, batch_id)
-        async with asyncio.timeout(10):
-            while (await here.seen(batch_id)).completed < 1 or len(here.core.submits) < 10:
-                await asyncio.sleep(0.005)
+        await here.seen_as(batch_id, lambda batch: batch.completed and len(here.core.submits) == 10)
         await BatchStore(here.thread, here.options).cancel(here.owner, batch_id)
         worker.cancel(here.owner, batch_id)
         batch = await here.ended(batch_id)
@@ -442,8 +430,8 @@ async def test_cancelling_ends_what_is_open_and_keeps_results(tmp_path, tokenize
 
 
 @in_event_loop
-async def test_cancelling_ends_what_an_earlier_worker_has_left(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer, script=silence) as here:
+async def test_cancelling_ends_what_an_earlier_worker_has_left(tmp_path):
+    async with place(tmp_path, script=silence) as here:
         async with here.worker():
             batch_id = await here.batch(completion(["x", "y"]))
             await until(lambda: len(here.core.submits) == 2)
@@ -459,11 +447,16 @@ async def test_cancelling_ends_what_an_earlier_worker_has_left(tmp_path, tokeniz
 
 
 @in_event_loop
-async def test_a_wall_clock_that_jumps_a_month_ahead_ends_no_batch(tmp_path, tokenizer, monkeypatch):
-    async with place(tmp_path, tokenizer) as here:
+async def test_a_wall_clock_that_jumps_a_month_ahead_ends_no_batch(tmp_path):
+    ahead_s = 0.0
+
+    def clocks():
+        now = read_clocks()
+        return msgspec.structs.replace(now, wall_s=now.wall_s + ahead_s)
+
+    async with place(tmp_path, clocks=clocks) as here:
         batch_id = await here.batch(completion("one"))
-        month_ahead = time.time() + 30 * 86_400
-        monkeypatch.setattr(time, "time", lambda: month_ahead)
+        ahead_s = 30 * 86_400.0
         async with here.worker():
             batch = await here.ended(batch_id)
         assert (batch.status, batch.completed) == ("completed", 1)
@@ -472,9 +465,9 @@ async def test_a_wall_clock_that_jumps_a_month_ahead_ends_no_batch(tmp_path, tok
 
 
 @in_event_loop
-async def test_the_end_of_the_window_ends_a_batch(tmp_path, tokenizer):
+async def test_the_end_of_the_window_ends_a_batch(tmp_path):
     """Lines without a result say so; those with one keep it."""
-    async with place(tmp_path, tokenizer, script=silence) as here:
+    async with place(tmp_path, script=silence) as here:
         batch_id = await here.batch(*[completion(f"line {i}") for i in range(4)], window_s=0.0)
         now = time.time()
         await here.thread.run(here.owner, stored_batches.start, here.owner, batch_id, now, total=4)
@@ -490,37 +483,23 @@ async def test_the_end_of_the_window_ends_a_batch(tmp_path, tokenizer):
     ]
 
 
-class Keys(ApiKeys):
-    """One key, which a test may take away or limit."""
-
-    are_required = True
-
-    def __init__(self, client):
-        self.client = client
-
-    def of_id(self, client_id):
-        return self.client if self.client is not None and self.client.id == client_id else None
-
-
 ERRORS = errors_json([BatchError("invalid_api_key", "The API key of this batch was revoked.")])
-ALICE = ApiClient("alice-id", "alice", 0, is_admin=False, may_read_status=False)
 
 
 @in_event_loop
-async def test_a_key_that_is_revoked_ends_its_batches(tmp_path, tokenizer):
+async def test_a_key_that_is_revoked_ends_its_batches(tmp_path):
     """What runs is cancelled, and what has a result keeps it. A batch that waits for its check fails, too."""
-    keys = Keys(ALICE)
+    keys = Keys()
 
     def script(submit):
         yield from (echo if "-0-0" in submit.request_id else silence)(submit)
 
-    async with place(tmp_path, tokenizer, script=script, keys=keys) as here:
+    async with place(tmp_path, script=script, keys=keys, owner="alice") as here:
         async with here.worker() as worker:
-            here.core.report = msgspec.structs.replace(ROOMY, executors=[executor_status(max_num_seqs=2)])
+            here.core.report = lanes(2)
             batch_id = await here.batch(*[completion(f"line {i}") for i in range(30)])
-            while not (await here.seen(batch_id)).completed:
-                await asyncio.sleep(0.005)
-            keys.client = None
+            await here.seen_as(batch_id, lambda batch: batch.completed)
+            keys.taken.add("alice")
             await here.thread.run("", owners.revoke, here.owner, time.time(), errors=ERRORS)
             worker.look()
             batch = await here.ended(batch_id)
@@ -531,40 +510,40 @@ async def test_a_key_that_is_revoked_ends_its_batches(tmp_path, tokenizer):
         assert (await here.seen(waits)).status == "failed"
     assert (batch.status, batch.errors, errors) == ("failed", ERRORS, [])
     assert [row["custom_id"] for row in output] == ["c0"]
-    assert all((submit.client, submit.client_name) == ("alice-id", "alice") for submit in here.core.submits)
+    assert all((submit.client, submit.client_name) == ("alice", "alice's name") for submit in here.core.submits)
 
 
 @in_event_loop
-async def test_a_batch_whose_key_is_not_there_waits_until_it_is(tmp_path, tokenizer):
+async def test_a_batch_whose_key_is_not_there_waits_until_it_is(tmp_path):
     """A start with another file of keys ends nothing."""
-    keys = Keys(ALICE)
-    async with place(tmp_path, tokenizer, keys=keys) as here, here.worker():
-        keys.client = None
+    keys = Keys()
+    async with place(tmp_path, keys=keys, owner="alice") as here, here.worker():
+        keys.taken.add("alice")
         batch_id = await here.batch(completion("a"), completion("b"))
-        await until(lambda: here.running._runs)
+        await here.seen_as(batch_id, lambda batch: batch.status == "in_progress")
         assert not here.core.submits
-        keys.client = ALICE
+        keys.taken.clear()
         assert (await here.ended(batch_id)).completed == 2
 
 
 @pytest.mark.parametrize(("n", "num_lines"), [(1, 3), (2, 1), (3, 1), (7, 1)])
 @in_event_loop
-async def test_half_of_what_a_key_may_have_open_is_for_its_batches(tmp_path, tokenizer, n, num_lines):
+async def test_half_of_what_a_key_may_have_open_is_for_its_batches(tmp_path, n, num_lines):
     """Its sequences count, as they do at the core. A line of more than half waits until it is alone."""
-    keys = Keys(replace(ALICE, max_open_requests=7, weight=2.5))
-    async with place(tmp_path, tokenizer, script=silence, keys=keys) as here, here.worker():
+    keys = Keys(max_open_requests=7, weight=2.5)
+    async with place(tmp_path, script=silence, keys=keys, owner="alice") as here, here.worker():
         await here.batch(*[completion(f"line {i}", n=n) for i in range(30)])
         await until(lambda: len(here.core.submits) == num_lines)
-        await until(lambda: here.tools.gate._waiting)
+        await until(lambda: here.tools.gate.is_waiting)
         assert here.tools.gate.num_open == num_lines * n
     assert {(submit.client_limit, submit.weight, submit.address) for submit in here.core.submits} == {(7, 2.5, "")}
 
 
 @in_event_loop
-async def test_a_line_that_its_key_can_never_send_is_its_error(tmp_path, tokenizer):
+async def test_a_line_that_its_key_can_never_send_is_its_error(tmp_path):
     """As of a single request; to ask for it until the window ends would help nothing."""
-    keys = Keys(replace(ALICE, max_open_requests=3))
-    async with place(tmp_path, tokenizer, keys=keys) as here, here.worker():
+    keys = Keys(max_open_requests=3)
+    async with place(tmp_path, keys=keys, owner="alice") as here, here.worker():
         bodies = [completion(["a", "b", "c", "d"]), completion(["a", "b", "c"]), completion("e", n=3)]
         batch = await here.ended(await here.batch(*bodies, completion(["f", "g"], n=2)))
         _, errors = await here.results(batch)
@@ -576,8 +555,8 @@ async def test_a_line_that_its_key_can_never_send_is_its_error(tmp_path, tokeniz
 
 
 @in_event_loop
-async def test_a_line_that_the_core_can_never_take_is_its_error(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer) as here, here.worker():
+async def test_a_line_that_the_core_can_never_take_is_its_error(tmp_path):
+    async with place(tmp_path) as here, here.worker():
         here.core.fleet = msgspec.structs.replace(here.core.fleet, max_waiting=5)
         await until(lambda: here.tools.link.fleet.max_waiting)
         batch = await here.ended(await here.batch(completion(["a", "b"], n=3), completion(["a", "b"], n=2)))
@@ -589,8 +568,8 @@ async def test_a_line_that_the_core_can_never_take_is_its_error(tmp_path, tokeni
 
 
 @in_event_loop
-async def test_results_without_room_end_a_batch(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer) as here:
+async def test_results_without_room_end_a_batch(tmp_path):
+    async with place(tmp_path) as here:
         here.tools = replace(here.tools, limit_bytes=3000)
         batch_id = await here.batch(*[completion(f"line {i}") for i in range(20)])
         async with here.worker():
@@ -600,29 +579,27 @@ async def test_results_without_room_end_a_batch(tmp_path, tokenizer):
 
 
 @in_event_loop
-async def test_results_wait_for_the_room_that_a_deleted_file_is_about_to_give(tmp_path, tokenizer, monkeypatch):
-    add, refusals = batch_results.add_results, []
+async def test_results_wait_for_the_room_that_a_deleted_file_is_about_to_give(tmp_path):
+    refusals = []
 
-    def noting(*args, **kwargs):
-        try:
-            return add(*args, **kwargs)
-        except QuotaExceeded as error:
-            refusals.append(error)
-            raise
+    class Noting(PatientStore):
+        async def ask(self, *args, **kwargs):
+            try:
+                return await super().ask(*args, **kwargs)
+            except QuotaExceeded as error:
+                refusals.append(error)
+                raise
 
-    monkeypatch.setattr(batch_results, "add_results", noting)
-    async with place(tmp_path, tokenizer) as here:
+    async with place(tmp_path) as here:
         batch_id = await here.batch(*[completion(f"line {i}") for i in range(20)])
         upload = await here.files.begin(here.owner, "large")
         await upload.add(bytes(1_000_000))
         await upload.add(bytes(100_000))
         await upload.abandon()
         used = await here.thread.run(here.owner, quotas.used_bytes, here.owner)
-        here.tools = replace(here.tools, limit_bytes=used)
+        here.tools = replace(here.tools, limit_bytes=used, store=Noting(here.thread))
         async with here.worker():
-            async with asyncio.timeout(60):
-                while len(refusals) < 3:
-                    await asyncio.sleep(0)
+            await until(lambda: len(refusals) >= 3)
             assert (await here.seen(batch_id)).completed == 0
             await here.thread.run("", sweep.sweep, time.time())
             batch = await here.ended(batch_id)
@@ -630,8 +607,8 @@ async def test_results_wait_for_the_room_that_a_deleted_file_is_about_to_give(tm
 
 
 @in_event_loop
-async def test_an_input_that_is_deleted_ends_a_batch(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer) as here:
+async def test_an_input_that_is_deleted_ends_a_batch(tmp_path):
+    async with place(tmp_path) as here:
         batch_id = await here.batch(completion("x"))
         input_id = (await here.seen(batch_id)).input_file_id
         await here.thread.run(here.owner, stored_batches.start, here.owner, batch_id, time.time(), total=1)
@@ -642,31 +619,36 @@ async def test_an_input_that_is_deleted_ends_a_batch(tmp_path, tokenizer):
 
 
 @in_event_loop
-async def test_a_batch_that_waits_behind_others_is_validated_and_expires(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(batches, "RESCAN_S", 0.05)
-    async with place(tmp_path, tokenizer, script=silence) as here, here.worker() as worker:
-        ahead = [await here.batch(completion(f"batch {i}")) for i in range(batches.RUNS_OF_OWNER)]
-        async with asyncio.timeout(10):
-            while [(await here.seen(batch_id)).status for batch_id in ahead] != ["in_progress"] * len(ahead):
-                await asyncio.sleep(0.005)
-        wrong = await here.batch(lines=["{"])
-        assert (await here.ended(wrong)).status == "failed"
-        late = await here.batch(completion("late"), window_s=0.5)
-        batch = await here.ended(late)
-        assert (batch.status, batch.failed) == ("expired", 1)
-        unwanted = await here.batch(completion("unwanted"))
-        await BatchStore(here.thread, here.options).cancel(here.owner, unwanted)
-        worker.cancel(here.owner, unwanted)
-        assert (await here.ended(unwanted)).status == "cancelled"
-        assert {(await here.seen(batch_id)).status for batch_id in ahead} == {"in_progress"}
-        assert not worker._waiting
+async def test_a_batch_that_waits_behind_others_is_validated_and_expires(tmp_path):
+    async with place(tmp_path, script=silence) as here:
+        here.tools = replace(here.tools, rescan_s=0.05)
+        async with here.worker() as worker:
+            ahead = [await here.batch(completion(f"batch {i}")) for i in range(batches.RUNS_OF_OWNER)]
+            for batch_id in ahead:
+                await here.seen_as(batch_id, lambda batch: batch.status == "in_progress")
+            wrong = await here.batch(lines=["{"])
+            assert (await here.ended(wrong)).status == "failed"
+            late = await here.batch(completion("late"), window_s=0.5)
+            batch = await here.ended(late)
+            assert (batch.status, batch.failed) == ("expired", 1)
+            unwanted = await here.batch(completion("unwanted"))
+            await BatchStore(here.thread, here.options).cancel(here.owner, unwanted)
+            worker.cancel(here.owner, unwanted)
+            assert (await here.ended(unwanted)).status == "cancelled"
+            assert {(await here.seen(batch_id)).status for batch_id in ahead} == {"in_progress"}
+            assert worker.num_waiting == 0
 
 
 @in_event_loop
-async def test_some_batches_of_an_owner_run_and_the_others_follow(tmp_path, tokenizer):
-    async with place(tmp_path, tokenizer) as here:
+async def test_some_batches_of_an_owner_run_and_the_others_follow(tmp_path):
+    async with place(tmp_path, script=silence) as here:
         made = [await here.batch(completion(f"batch {i}")) for i in range(batches.RUNS_OF_OWNER + 3)]
         async with here.worker() as worker:
-            await until(lambda: worker._tasks)
-            assert len(worker._tasks) <= batches.RUNS_OF_OWNER
-            assert {(await here.ended(batch_id)).status for batch_id in made} == {"completed"}
+            await until(lambda: worker.num_waiting == 3)
+            await until(lambda: len(here.core.submits) == batches.RUNS_OF_OWNER)
+            here.core.script = echo
+            for batch_id in made[: batches.RUNS_OF_OWNER]:
+                await BatchStore(here.thread, here.options).cancel(here.owner, batch_id)
+                worker.cancel(here.owner, batch_id)
+            ends = [(await here.ended(batch_id)).status for batch_id in made]
+            assert ends == ["cancelled"] * batches.RUNS_OF_OWNER + ["completed"] * 3

@@ -2,54 +2,28 @@
 for byte, for those that come later."""
 
 import asyncio
-
-import pytest
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 
 from common import messages as m
-from scheduler_svc.frontend.answers.responses.events import BEGINNING, NEVER, ResponseEvents
+from scheduler_svc.frontend.answers.choice import Piece
+from scheduler_svc.frontend.answers.responses.events import BEGINNING
 from scheduler_svc.frontend.background.event_feed import MAX_UNREAD_BYTES, EventFeed
 from scheduler_svc.frontend.background.response_run import ResponseRun
 from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
-from tests.frontend.answers.responses.test_events import ID, context_of, events_in, spec_of
-from tests.frontend.answers.test_message_text import TOKENIZER, ids
-from tests.frontend.fake_core import int32
-from tests.frontend.links import in_event_loop, until
+from tests.frontend.answers.responses.told import ID, context_of, events_in, spec_of
+from tests.frontend.links import in_event_loop, linked_core, until
+from tests.support.demo_tokenizer import TOKENIZER, ids
+from tests.support.fake_core import Prompter, int32
+from tests.support.instructions import instructions_of
 
 WORDS = ids(" ".join(["one two three four five six seven"] * 20))
 
 
-class Core:
-    """Takes a request, and says what it is told to say."""
-
-    def __init__(self) -> None:
-        self.queue = None
-
-    def attach_queue(self):
-        return self
-
-    def detach(self):
-        pass
-
-    close = leave = cancel = detach
-
-    async def attach(self, *_):
-        return m.Attached(request_id="r", found=False)
-
-    def open(self, submits, *, is_resumable):
-        self.queue = asyncio.Queue()
-        return self
-
-    async def accepted(self):
-        pass
-
-    async def get(self):
-        return [(0, await self.queue.get())]
-
-    def say(self, tokens, reason=None):
-        self.queue.put_nowait(m.TokenDelta(request_id="r", index=0, token_ids=int32(tokens), finish_reason=reason))
-
-
-def make_run(core: Core) -> ResponseRun:
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[tuple[Prompter, ResponseRun, asyncio.Task]]:
+    """What the core says when it is told to, and a response that is run beside it."""
     submit = m.Submit(
         request_id=f"{ID}-0",
         prompt=int32([1, 2, 3]),
@@ -60,7 +34,10 @@ def make_run(core: Core) -> ResponseRun:
     )
     work = BackgroundWork.decode(BackgroundWork(WORK_VERSION, spec_of(), submit).encode())
     assert work.spec.head == b"", "the worker holds no heads"
-    return ResponseRun(core, TOKENIZER, work)
+    core = Prompter()
+    async with linked_core(folder, core) as (_, link):
+        run = ResponseRun(link, TOKENIZER, work)
+        yield core, run, asyncio.create_task(run.run())
 
 
 class Reader:
@@ -79,103 +56,89 @@ class Reader:
 
 
 @in_event_loop
-async def test_events_are_written_once_for_all_who_read_them(monkeypatch: pytest.MonkeyPatch):
-    written = []
-    write = ResponseEvents._write
-
-    def counted(self, name, data, number):
-        written.append(number)
-        return write(self, name, data, number)
-
-    monkeypatch.setattr(ResponseEvents, "_write", counted)
-    core = Core()
-    run = make_run(core)
-    running = asyncio.create_task(run.run())
-    await until(lambda: core.queue)
-    first = [Reader(run) for _ in range(20)]
-    core.say(WORDS[:40])
-    await until(lambda: all(reader.data for reader in first))
-    assert len(written) == len(set(written))
-    late = Reader(run)
-    await until(lambda: late.data)
-    assert late.data == first[0].data, "byte for byte"
-    del written[:]
-    core.say(WORDS[40:])
-    await until(lambda: len(events_in(late.data)) == len(events_in(first[0].data)) > 80)
-    assert len(written) == len(set(written)), "it shares what comes now"
-    core.say([], "length")
-    await running
-    run.is_kept.set()
-    for reader in [*first, late]:
-        await reader.task
-        assert reader.has_all
-        assert reader.data == first[0].data
+async def test_all_readers_get_the_same_bytes_whenever_they_come(tmp_path: Path):
+    async with running(tmp_path) as (core, run, task):
+        readers = [Reader(run) for _ in range(20)]
+        core.say(WORDS[:40])
+        await until(lambda: all(reader.data for reader in readers))
+        readers.append(late := Reader(run))
+        await until(lambda: late.data)
+        assert late.data == readers[0].data, "byte for byte"
+        core.say(WORDS[40:])
+        core.say([], "length")
+        await task
+        run.is_kept.set()
+        for reader in readers:
+            await reader.task
+            assert reader.has_all
+            assert reader.data == readers[0].data
     numbers = [event["sequence_number"] for event in events_in(late.data)]
     assert numbers == list(range(len(BEGINNING), len(BEGINNING) + len(numbers)))
     assert not any("response" in event for event in events_in(late.data)), "those have the head"
 
 
 @in_event_loop
-async def test_a_reader_gets_what_comes_after_what_it_has_of_another_worker():
-    core = Core()
-    run = make_run(core)
-    running = asyncio.create_task(run.run())
-    await until(lambda: core.queue)
-    whole, rest = Reader(run), Reader(run, after=30)
-    for start in range(0, len(WORDS), 7):
-        core.say(WORDS[start : start + 7])
-        await asyncio.sleep(0.001)
-    core.say([], "length")
-    await running
-    await asyncio.gather(whole.task, rest.task)
+async def test_a_reader_gets_what_comes_after_what_it_has_of_another_worker(tmp_path: Path):
+    async with running(tmp_path) as (core, run, task):
+        whole, rest = Reader(run), Reader(run, after=30)
+        for start in range(0, len(WORDS), 7):
+            core.say(WORDS[start : start + 7])
+        core.say([], "length")
+        await task
+        await asyncio.gather(whole.task, rest.task)
     assert whole.has_all
     assert rest.has_all
     assert events_in(rest.data) == [event for event in events_in(whole.data) if event["sequence_number"] > 30]
 
 
 @in_event_loop
-async def test_a_run_that_is_broken_off_ends_its_readers_without_an_end():
-    core = Core()
-    run = make_run(core)
-    running = asyncio.create_task(run.run())
-    await until(lambda: core.queue)
-    core.say(WORDS[:9])
-    reader, ahead = Reader(run), Reader(run, after=100)
-    await until(lambda: reader.data)
-    run.break_off()
-    assert await running is None
-    for each in (reader, ahead, Reader(run)):
-        await each.task
-        assert not each.has_all
+async def test_a_run_that_is_broken_off_ends_its_readers_without_an_end(tmp_path: Path):
+    async with running(tmp_path) as (core, run, task):
+        core.say(WORDS[:9])
+        reader, ahead = Reader(run), Reader(run, after=100)
+        await until(lambda: reader.data)
+        run.break_off()
+        assert await task is None
+        for each in (reader, ahead, Reader(run)):
+            await each.task
+            assert not each.has_all
+
+
+def piece(text: str) -> Piece:
+    return Piece(choice=0, text=text, finish_reason=None, num_tokens=1, model="")
+
+
+def cost_of_writing(num_readers: int, after: int = 0) -> int:
+    """What the next events cost that are written while there are so many readers, and `after` others have gone."""
+    feed = EventFeed(spec_of())
+    for _ in range(after):
+        with feed.reader():
+            pass
+    with ExitStack() as readers:
+        for _ in range(num_readers):
+            readers.enter_context(feed.reader())
+        return instructions_of(lambda: feed.write([piece("word")] * 50))
 
 
 @in_event_loop
-async def test_without_readers_nothing_is_written():
-    feed = EventFeed(spec_of())
-    assert feed.events._after == NEVER
-    with feed.reader(), feed.reader():
-        assert feed.events._after == len(BEGINNING) - 1
-    assert feed.events._after == NEVER
+async def test_events_are_written_once_for_all_who_read_them_and_never_for_none():
+    one = cost_of_writing(1)
+    assert cost_of_writing(20) < 1.2 * one
+    assert cost_of_writing(0) < 0.85 * one
+    assert cost_of_writing(0, after=3) < 0.85 * one, "they have gone"
 
 
 @in_event_loop
 async def test_a_reader_that_does_not_read_is_let_go():
-    class Long:
-        def of(self, _pieces):
-            yield b"x" * (MAX_UNREAD_BYTES // 2)
-
-        def write_after(self, _number):
-            pass
-
     feed = EventFeed(spec_of())
-    feed.events = Long()
+    text = "x" * (MAX_UNREAD_BYTES // 2)
     with feed.reader() as slow, feed.reader() as quick:
         for _ in range(5):
-            feed.write([])
-            assert len(await quick.next()) == MAX_UNREAD_BYTES // 2
+            feed.write([piece(text)])
+            assert len(await quick.next()) > len(text)
         assert slow.is_over
         assert not slow.is_whole
-        assert len(await slow.next()) < 2 * MAX_UNREAD_BYTES
+        assert len(await slow.next()) < 3 * MAX_UNREAD_BYTES
         assert await slow.next() == b""
         feed.close(is_whole=True)
         assert quick.is_whole

@@ -111,7 +111,9 @@ async def test_sequences_of_a_line_count_for_the_limit_of_its_owner():
         turns.gate.leave(turns.entered[gone])
     assert opened[0] == [3, 1]
     assert opened[1:] == [[3, 1, 2], [3, 1, 2], [3, 1, 2, 9], [3, 1, 2, 9, 1]]
-    assert not turns.gate._sequences_of_owner
+    turns.come("a", "1", 4, most=4)
+    await turns.settle()
+    assert turns.gate.num_open == 4, "nothing of those that have left counts any more"
 
 
 @in_event_loop
@@ -144,8 +146,7 @@ async def test_a_line_that_is_given_up_takes_nothing():
     third.cancel()  # it was let in a moment ago, and has not heard of it
     await turns.settle()
     assert turns.gate.num_open == 0
-    assert not turns.gate._owners
-    assert not turns.gate._waiting
+    assert not turns.gate.is_waiting
 
 
 # --- how many ---

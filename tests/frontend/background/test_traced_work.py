@@ -4,30 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import pytest
 from structlog.testing import capture_logs
 
 from common import messages as m
-from scheduler_svc.frontend.background import pace, worker
 from scheduler_svc.frontend.tracing.life_spans import Attributes
 from scheduler_svc.frontend.tracing.request_trace import Ending, NoSpans, Parent
 from scheduler_svc.frontend.tracing.tracing import Tracing
-from tests.frontend.answers.responses.test_events import ID, context_of
-from tests.frontend.background.test_worker import CORE_ID, WORDS, ended, keep, working
-from tests.frontend.fake_core import refuse, say
+from tests.frontend.answers.responses.told import ID, context_of
+from tests.frontend.background.working import CORE_ID, WORDS, ended, keep, working
 from tests.frontend.links import in_event_loop, linked_core, until
+from tests.support.fake_core import refuse, say
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    """What is tried again is tried soon."""
-    monkeypatch.setattr(worker, "TURN_S", 0.01)
-    monkeypatch.setattr(pace, "FIRST_REST_S", 0.01)
-
-
 class SomeSpan:
+    """A span that is kept."""
+
     def __init__(self, name: str, parents: Sequence[Parent]) -> None:
         self.name = name
         self.parents = parents
@@ -41,6 +34,8 @@ class SomeSpan:
 
 
 class SomeSpans:
+    """Keeps spans, for a `Tracing`; none goes anywhere."""
+
     def __init__(self) -> None:
         self.begun: list[SomeSpan] = []
         self.is_closed = False

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.background import pace, turns
-from scheduler_svc.frontend.background.turns import NO_ROOM, OF_ALL, OF_OWNER, Turns
+from scheduler_svc.frontend.background.pace import FIRST_LIMIT, RESTS
+from scheduler_svc.frontend.background.turns import NO_ROOM, OF_ALL, OF_OWNER, Name, Turns
 from tests.support.effort import examples
 
 ACTIONS = st.one_of(
@@ -16,7 +16,7 @@ ACTIONS = st.one_of(
 )
 
 
-def begin_all(them: Turns, now: float) -> list[turns.Name]:
+def begin_all(them: Turns, now: float) -> list[Name]:
     begun = []
     while (name := them.next(now)) is not None:
         begun.append(name)
@@ -45,7 +45,7 @@ def test_an_owner_at_its_limit_neither_keeps_others_waiting_nor_asks_all_the_tim
                 them.taken(name)
             else:
                 them.refused(name, OF_OWNER, now)
-    assert num_asked < pace.FIRST_LIMIT + 20
+    assert num_asked < FIRST_LIMIT + 20
     them.add(("b", "0"))
     assert ("b", "0") in begin_all(them, now), "at once"
     them.ended(running[0])
@@ -61,7 +61,7 @@ def test_a_full_core_gets_one_response_at_a_time_until_it_takes_one():
     assert not begin_all(them, 0.0)
     [name] = begin_all(them, 1.0)
     them.refused(name, OF_ALL, 1.0)
-    assert not begin_all(them, 1.0 + pace.FIRST_REST_S / 2)
+    assert not begin_all(them, 1.0 + RESTS.first_s / 2)
     [name] = begin_all(them, 20.0)
     them.taken(name)
     begun = [name]
@@ -72,10 +72,8 @@ def test_a_full_core_gets_one_response_at_a_time_until_it_takes_one():
     assert len(begun) == 100, "all are taken without a rest"
 
 
-def test_what_is_taken_allows_more_up_to_the_limits(monkeypatch):
-    monkeypatch.setattr(turns, "MOST", 40)
-    monkeypatch.setattr(turns, "MOST_OF_OWNER", 30)
-    them, begun = Turns(), Counter()
+def test_what_is_taken_allows_more_up_to_the_limits():
+    them, begun = Turns(most=40, most_of_owner=30), Counter()
     for number in range(100):
         them.add(("ab"[number % 2], str(number)))
     while fresh := begin_all(them, 0.0):
@@ -117,7 +115,7 @@ def test_each_response_is_in_one_place(actions):
     while waiting or running:
         for name in running:
             them.ended(name)
-        now += 2 * pace.LONGEST_REST_S
+        now += 2 * RESTS.longest_s
         running = begin_all(them, now)
         assert running or not waiting
         waiting -= set(running)

@@ -2,119 +2,39 @@
 asked for, and the store has it."""
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from common import messages as m
-from common.errors import RequestRejected
-from scheduler_svc.frontend.api_keys import ApiClient, ApiKeys
-from scheduler_svc.frontend.background import pace, response_run, turns, worker
-from scheduler_svc.frontend.background.__main__ import make_batches
-from scheduler_svc.frontend.background.token_log import TokenLog
-from scheduler_svc.frontend.background.worker import Worker
-from scheduler_svc.frontend.link.core_link import CoreLink
-from scheduler_svc.frontend.requests.responses.background_work import WORK_VERSION, BackgroundWork
-from scheduler_svc.frontend.tracing.tracing import Tracing
-from scheduler_svc.frontend_options import FrontendOptions
+from scheduler_svc.frontend.background import worker
 from scheduler_svc.store import owners, responses
 from scheduler_svc.store.database import connect
 from scheduler_svc.store.records import StoredResponse
 from scheduler_svc.store.store_thread import StoreThread
-from scheduler_svc.store_options import StoreOptions
-from tests.frontend.answers.responses.test_events import ID, context_of, spec_of
-from tests.frontend.answers.test_message_text import TOKENIZER, ids
-from tests.frontend.fake_core import FakeCore, int32, refuse, say, silence
+from tests.frontend.answers.responses.told import ID
+from tests.frontend.background.working import (
+    CLIENT,
+    CORE_ID,
+    SOON,
+    WORDS,
+    ended,
+    keep,
+    stored,
+    worker_beside,
+    working,
+)
+from tests.frontend.keys import Keys
 from tests.frontend.links import in_event_loop, linked_core, until
-from tests.store.rows import get_response
+from tests.support.fake_core import FakeCore, delta, outputs, refuse, say, silence
 
-WORDS = ids("one two three four five six seven")
-CORE_ID = f"{ID}-0"
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch):
-    """What is tried again is tried soon."""
-    monkeypatch.setattr(response_run, "RETRY_S", 0.01)
-    monkeypatch.setattr(worker, "RESCAN_S", 0.02)
-    monkeypatch.setattr(worker, "TURN_S", 0.01)
-    monkeypatch.setattr(pace, "FIRST_REST_S", 0.01)
-    monkeypatch.setattr(pace, "LONGEST_REST_S", 0.05)
-
-
-class Keys(ApiKeys):
-    """Keys of all whom nobody has taken theirs: ids that are names, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken: set[str] = set()
-
-    def of_id(self, client_id: str) -> ApiClient | None:
-        if client_id in self.taken:
-            return None
-        rights = {"is_admin": False, "may_read_status": False, "tokens_per_minute": 7, "weight": 2.5}
-        return ApiClient(client_id, f"{client_id}'s name", 9, **rights)
-
-
-@asynccontextmanager
-async def working(
-    link: CoreLink, folder: Path, tracing: Tracing | None = None, keys: ApiKeys | None = None
-) -> AsyncIterator[tuple[Worker, StoreThread]]:
-    store = StoreThread(folder / "store")
-    options = FrontendOptions(("m",))
-    keys = keys or Keys()
-    batches = make_batches(link, TOKENIZER, options, store, StoreOptions(folder / "store"), keys)
-    made = Worker(link, TOKENIZER, store, batches, keys, tracing)
-    task = asyncio.create_task(made.run())
-    try:
-        yield made, store
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        store.close()
-
-
-async def keep(
-    store: StoreThread,
-    work: bytes | None = None,
-    *,
-    owner: str = "",
-    response_id: str = ID,
-    stop: tuple[str, ...] = (),
-    context: bytes | None = None,
-) -> None:
-    """A response that waits for the worker."""
-    submit = m.Submit(
-        request_id=f"{response_id}-0",
-        prompt=int32([1, 2, 3]),
-        params=m.SamplingParams(max_tokens=50),
-        context=context_of(stop=stop).encode() if context is None else context,
-        stream=True,
-        is_resumable=True,
-    )
-    spec = replace(spec_of(), response_id=response_id)
-    work = BackgroundWork(WORK_VERSION, spec, submit).encode() if work is None else work
-    facts = {"is_background": True, "previous_id": None, "head": spec.head, "input_items": b"[]", "work": work}
-    await store.run(owner, responses.add, StoredResponse(owner, response_id, "queued", time.time(), None, **facts))
-
-
-async def stored(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
-    return await store.run(owner, get_response, owner, response_id, time.time())
-
-
-async def ended(store: StoreThread, owner: str = "", response_id: str = ID) -> StoredResponse:
-    """The response, once it has."""
-    async with asyncio.timeout(10):
-        while (record := await stored(store, owner, response_id)).status in ("queued", "in_progress"):
-            await asyncio.sleep(0.01)
-    return record
+TEXT = "one two three four five six seven"
+NEW_VERSION = msgspec.msgpack.encode([99])
 
 
 def text_of(record: StoredResponse) -> str:
@@ -123,35 +43,29 @@ def text_of(record: StoredResponse) -> str:
 
 @in_event_loop
 async def test_what_an_earlier_worker_left_is_taken_up(tmp_path: Path):
-    async with linked_core(tmp_path, say(WORDS)) as (core, link):
-        store = StoreThread(tmp_path / "store")
+    with closing(StoreThread(tmp_path / "store")) as store:
         await keep(store)
-        store.close()
-        async with working(link, tmp_path) as (_, again):
-            record = await ended(again)
-    assert (record.status, text_of(record), record.work) == ("incomplete", "one two three four five six seven", b"")
+    async with worker_beside(tmp_path, say(WORDS)) as (core, _, again):
+        record = await ended(again)
+    assert (record.status, text_of(record), record.work) == ("incomplete", TEXT, b"")
     assert len(core.submits) == 1
 
 
 @in_event_loop
 async def test_a_core_that_is_full_is_asked_again(tmp_path: Path):
-    async with linked_core(tmp_path) as (core, link), working(link, tmp_path) as (made, store):
-        core.script = refuse("full", "queue_full")
+    async with worker_beside(tmp_path, refuse("full", "queue_full")) as (core, made, store):
         await keep(store)
         made.start("", ID)
         await until(lambda: core.submits)
         core.script = say(WORDS)
         core.stories.clear()
-        assert text_of(await ended(store)).startswith("one two")
+        assert text_of(await ended(store)) == TEXT
 
 
 @asynccontextmanager
 async def left_by_its_core(folder: Path) -> AsyncIterator[tuple[FakeCore, StoreThread]]:
     """A response that runs, whose core has ended after three of its words."""
-    async with (
-        linked_core(folder, say(WORDS, pause_s=0.02)) as (core, link),
-        working(link, folder) as (made, store),
-    ):
+    async with worker_beside(folder, say(WORDS, pause_s=0.02)) as (core, made, store):
         await keep(store)
         made.start("", ID)
         await until(lambda: core.submits and len(core.stories[CORE_ID].told[0].token_ids) >= 3)
@@ -159,41 +73,34 @@ async def left_by_its_core(folder: Path) -> AsyncIterator[tuple[FakeCore, StoreT
         yield core, store
 
 
-async def ended_under(core: FakeCore, store: StoreThread) -> StoredResponse:
-    """The response, once it has under this core, which is closed then."""
-    with contextlib.closing(core):
-        return await ended(store)
-
-
 @in_event_loop
 async def test_a_core_that_comes_back_goes_on(tmp_path: Path):
     async with left_by_its_core(tmp_path) as (core, store):
         rest = say(WORDS[len(core.stories[CORE_ID].told[0].token_ids) :])
-        again = FakeCore(tmp_path, script=rest, stories=core.stories)
-        record = await ended_under(again, store)
-        assert text_of(record) == "one two three four five six seven", "each token once"
+        with closing(FakeCore(tmp_path, script=rest, stories=core.stories)) as again:
+            assert text_of(await ended(store)) == TEXT, "each token once"
         assert not again.submits, "it was attached to"
 
 
 @in_event_loop
 async def test_a_core_that_has_forgotten_gets_the_request_anew(tmp_path: Path):
     async with left_by_its_core(tmp_path) as (_, store):
-        again = FakeCore(tmp_path, script=say(WORDS))
-        record = await ended_under(again, store)
-        assert text_of(record) == "one two three four five six seven"
+        with closing(FakeCore(tmp_path, script=say(WORDS))) as again:
+            assert text_of(await ended(store)) == TEXT
         assert [submit.request_id for submit in again.submits] == [CORE_ID]
 
 
 @in_event_loop
 async def test_a_request_that_the_core_gave_up_is_sent_under_another_id(tmp_path: Path):
     """The worker was away for longer than the core keeps what is not read."""
-    async with linked_core(tmp_path, silence) as (core, link), working(link, tmp_path) as (made, store):
+
+    def script(submit: m.Submit):
+        yield from say(WORDS, "cancelled" if submit.request_id == CORE_ID else "length")(submit)
+
+    async with worker_beside(tmp_path, script) as (core, made, store):
         await keep(store)
         made.start("", ID)
-        await until(lambda: core.submits)
-        core.script = say(WORDS)
-        link._send(m.Cancel(request_id=CORE_ID))
-        assert text_of(await ended(store)).startswith("one two")
+        assert text_of(await ended(store)) == TEXT
         assert [submit.request_id for submit in core.submits] == [CORE_ID, f"{ID}-1"]
 
 
@@ -225,8 +132,7 @@ async def test_cancelled_while_it_runs_and_while_the_core_is_away(tmp_path: Path
 
 @in_event_loop
 async def test_a_failure_is_stored(tmp_path: Path):
-    script = refuse("no executor can", "capacity_lost")
-    async with linked_core(tmp_path, script) as (_, link), working(link, tmp_path) as (made, store):
+    async with worker_beside(tmp_path, refuse("no executor can", "capacity_lost")) as (_, made, store):
         await keep(store)
         made.start("", ID)
         record = await ended(store)
@@ -234,10 +140,11 @@ async def test_a_failure_is_stored(tmp_path: Path):
     assert msgspec.json.decode(record.tail)["error"] == {"code": "server_error", "message": "no executor can"}
 
 
+@pytest.mark.parametrize("what", [{"work": NEW_VERSION}, {"context": NEW_VERSION}], ids=["work", "answer"])
 @in_event_loop
-async def test_work_of_another_version_fails_and_says_so(tmp_path: Path):
-    async with linked_core(tmp_path) as (core, link), working(link, tmp_path) as (made, store):
-        await keep(store, msgspec.msgpack.encode([99]))
+async def test_what_another_version_asked_for_fails_and_says_so(tmp_path: Path, what: dict[str, bytes]):
+    async with worker_beside(tmp_path) as (core, made, store):
+        await keep(store, **what)
         made.start("", ID)
         record = await ended(store)
         assert record.status == "failed"
@@ -264,45 +171,40 @@ async def test_a_worker_that_ends_lets_the_request_go_on(tmp_path: Path):
 @in_event_loop
 async def test_what_the_worker_was_not_told_of_is_found(tmp_path: Path):
     """A frontend was killed between the store and the worker: before a response ran, and before it was cancelled."""
-    async with (
-        linked_core(tmp_path, silence) as (core, link),
-        working(link, tmp_path) as (_, store),
-    ):
-        frontend = StoreThread(tmp_path / "store")
-        await keep(frontend)
-        await until(lambda: core.submits)
-        await frontend.run("", responses.cancel, "", ID, time.time())
-        await until(lambda: core.cancels)
-        assert (await stored(store)).status == "cancelled"
-        frontend.close()
+    async with worker_beside(tmp_path, silence) as (core, _, store):
+        with closing(StoreThread(tmp_path / "store")) as frontend:
+            await keep(frontend)
+            await until(lambda: core.submits)
+            await frontend.run("", responses.cancel, "", ID, time.time())
+            await until(lambda: core.cancels)
+            assert (await stored(store)).status == "cancelled"
 
 
 @in_event_loop
 async def test_a_response_that_is_cancelled_while_it_begins_does_not_run(tmp_path: Path):
-    async with linked_core(tmp_path, silence) as (core, link), working(link, tmp_path) as (made, store):
-        has_begun, goes_on = asyncio.Event(), asyncio.Event()
-        ask = made._patient.ask
+    has_begun, goes_on = asyncio.Event(), asyncio.Event()
 
-        async def slow(owner, function, *args, **kwargs):
-            answer = await ask(owner, function, *args, **kwargs)
+    class SlowToTell(StoreThread):
+        async def run(self, owner, function, *args, **kwargs):
+            answer = await super().run(owner, function, *args, **kwargs)
             if function is responses.begin:
                 has_begun.set()
                 await goes_on.wait()
             return answer
 
-        made._patient.ask = slow
+    async with worker_beside(tmp_path, silence, store_thread=SlowToTell) as (core, made, store):
         await keep(store)
         made.start("", ID)
         await has_begun.wait()
         await made.cancel("", ID)
         assert (await stored(store)).status == "cancelled"
         goes_on.set()
-        await until(lambda: not made._places)
+        await until(lambda: made.is_idle)
         assert not core.submits
 
 
 @in_event_loop
-async def test_cancelled_while_the_core_is_asked_for_it(tmp_path: Path, monkeypatch):
+async def test_cancelled_while_the_core_is_asked_for_it(tmp_path: Path):
     """The core has the request, and says so a little later than the client cancels."""
     async with linked_core(tmp_path, silence) as (core, link):
         async with working(link, tmp_path) as (made, store):
@@ -310,30 +212,28 @@ async def test_cancelled_while_the_core_is_asked_for_it(tmp_path: Path, monkeypa
             made.start("", ID)
             await until(lambda: core.submits)
         await until(lambda: core.detaches)
-        answers, attach = threading.Event(), core._attach
-        monkeypatch.setattr(core, "_attach", lambda *args: answers.wait(10) and attach(*args))
+        core.answers_attaches = False
         async with working(link, tmp_path) as (made, store):
             await until(lambda: len(core.attaches) == 2)
             cancelling = asyncio.create_task(made.cancel("", ID))
             await asyncio.sleep(0)
-            answers.set()
+            core.answers_attaches = True
             await cancelling
             assert (await stored(store)).status == "cancelled"
             assert core.cancels, "it is not computed any more"
 
 
 @in_event_loop
-async def test_a_stop_string_that_is_found_after_the_connection_broke_ends_it_in_the_core(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(response_run, "RETRY_S", 60.0)
-    put = TokenLog.put
+async def test_a_stop_string_that_is_found_after_the_connection_broke_ends_it_in_the_core(tmp_path: Path):
+    """The text is read a moment after the tokens have come. No pause is made before the core is told."""
 
-    def put_and_break(self, delta: m.TokenDelta) -> None:
-        put(self, delta)
-        raise RequestRejected("it broke", "unavailable")
+    def script(submit: m.Submit):
+        lost = delta(submit, [], "error", error="it broke", code="reader_too_slow")
+        of_another = m.TokenDelta(request_id="another", index=0, token_ids=b"")  # so the fake core goes on with it
+        yield outputs(delta(submit, WORDS[:5] * 20), lost, of_another)
+        yield 3600.0
 
-    monkeypatch.setattr(TokenLog, "put", put_and_break)
-    script = say(WORDS[:5] * 20, per_step=50, pause_s=60.0)
-    async with linked_core(tmp_path, script) as (core, link), working(link, tmp_path) as (made, store):
+    async with worker_beside(tmp_path, script, tempo=replace(SOON, retry_s=3600.0)) as (core, made, store):
         await keep(store, stop=("three",))
         made.start("", ID)
         record = await ended(store)
@@ -343,10 +243,9 @@ async def test_a_stop_string_that_is_found_after_the_connection_broke_ends_it_in
 
 @pytest.mark.parametrize("code", ["too_many_requests", "rate_limit_exceeded"])
 @in_event_loop
-async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, monkeypatch, code: str):
+async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, code: str):
     """All that may run at once is asked for by one owner, whom the core refuses."""
-    monkeypatch.setattr(turns, "MOST", 2)
-    async with linked_core(tmp_path) as (core, link), working(link, tmp_path) as (made, store):
+    async with worker_beside(tmp_path, tempo=replace(SOON, most=2)) as (core, made, store):
 
         def script(submit: m.Submit):
             if submit.request_id != CORE_ID:
@@ -363,7 +262,7 @@ async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, monk
         await until(lambda: len(core.submits) > 5)
         await keep(store)
         made.start("", ID)
-        assert text_of(await ended(store)).startswith("one two")
+        assert text_of(await ended(store)) == TEXT
         core.script = say(WORDS)
         for other in others:
             assert (await ended(store, "busy", other)).status == "incomplete", "its turn comes"
@@ -372,17 +271,16 @@ async def test_an_owner_at_its_limit_keeps_no_other_waiting(tmp_path: Path, monk
 @in_event_loop
 async def test_the_work_of_an_owner_without_a_key_waits_until_it_has_one_again(tmp_path: Path):
     """A start with another file of keys ends nothing of anybody."""
-    keys = Keys()
-    keys.taken.add("ann")
-    async with linked_core(tmp_path, say(WORDS)) as (core, link), working(link, tmp_path, keys=keys) as (made, store):
+    keys = Keys("ann", **CLIENT)
+    async with worker_beside(tmp_path, say(WORDS), keys=keys) as (core, made, store):
         for owner in ("ann", "bob"):
             await keep(store, owner=owner)
             made.start(owner, ID)
-        assert text_of(await ended(store, "bob")).startswith("one two")
+        assert text_of(await ended(store, "bob")) == TEXT
         assert (await stored(store, "ann")).status == "queued"
         assert {submit.client for submit in core.submits} == {"bob"}
         keys.taken.clear()
-        assert text_of(await ended(store, "ann")).startswith("one two")
+        assert text_of(await ended(store, "ann")) == TEXT
     hers = core.submits[-1]
     assert (hers.request_id, hers.client, hers.client_name, hers.client_limit) == (
         f"ann/{CORE_ID}",
@@ -396,21 +294,18 @@ async def test_the_work_of_an_owner_without_a_key_waits_until_it_has_one_again(t
 
 @in_event_loop
 async def test_what_ends_while_its_owner_has_no_key_is_forgotten(tmp_path: Path):
-    keys = Keys()
-    keys.taken.add("ann")
-    async with linked_core(tmp_path, say(WORDS)) as (core, link), working(link, tmp_path, keys=keys) as (made, store):
+    async with worker_beside(tmp_path, say(WORDS), keys=Keys("ann", **CLIENT)) as (core, made, store):
         await keep(store, owner="ann")
         made.start("ann", ID)
         await made.cancel("ann", ID)
-        await until(lambda: not made._places)
+        await until(lambda: made.is_idle)
     assert not core.submits
 
 
 @in_event_loop
-async def test_a_revoked_owner_s_responses_end_and_do_not_begin_anew(tmp_path: Path, monkeypatch):
+async def test_a_revoked_owner_s_responses_end_and_do_not_begin_anew(tmp_path: Path):
     """Those that run, and those that wait; the worker need not look at its keys for that."""
-    monkeypatch.setattr(turns, "MOST", 1)
-    async with linked_core(tmp_path, silence) as (core, link), working(link, tmp_path) as (made, store):
+    async with worker_beside(tmp_path, silence, tempo=replace(SOON, most=1)) as (core, made, store):
         other = f"resp_{1:024x}"
         for response_id in (ID, other):
             await keep(store, owner="ann", response_id=response_id)
@@ -448,30 +343,18 @@ async def test_a_fault_of_ours_ends_the_response_and_says_so(tmp_path: Path, mon
 
 
 @in_event_loop
-async def test_a_response_whose_answer_another_version_asked_for_fails_and_says_so(tmp_path: Path):
-    async with linked_core(tmp_path) as (core, link), working(link, tmp_path) as (made, store):
-        await keep(store, context=msgspec.msgpack.encode([99]))
-        made.start("", ID)
-        record = await ended(store)
-        assert record.status == "failed"
-        assert "version" in msgspec.json.decode(record.tail)["error"]["message"]
-        assert not core.submits
-
-
-@in_event_loop
 async def test_a_successor_ends_what_a_worker_began_once(tmp_path: Path):
-    script = say(WORDS, pause_s=0.02)
-    async with linked_core(tmp_path, script) as (core, link):
+    async with linked_core(tmp_path, say(WORDS, pause_s=0.02)) as (core, link):
         async with working(link, tmp_path) as (made, store):
             await keep(store)
             made.start("", ID)
             await until(lambda: core.submits and len(core.stories[CORE_ID].told[0].token_ids) >= 3)
             made.stop()
-            await until(lambda: not made._places)
+            await until(lambda: made.is_idle)
             assert (await stored(store)).status == "in_progress"
         async with working(link, tmp_path) as (made, store):
             record = await ended(store)
-            await until(lambda: not made._places)
-    assert (record.status, text_of(record)) == ("incomplete", "one two three four five six seven")
+            await until(lambda: made.is_idle)
+    assert (record.status, text_of(record)) == ("incomplete", TEXT)
     assert len(core.submits) == 1
     assert not core.cancels

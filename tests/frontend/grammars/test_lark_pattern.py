@@ -11,31 +11,10 @@ from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.grammars.checker import check
 from scheduler_svc.frontend.grammars.lark_pattern import MAX_PATTERN_CHARACTERS, lark_pattern
 from scheduler_svc.frontend.grammars.spec import GrammarSpec, ToolGrammar, ToolSchema
+from tests.frontend.grammars.apply_patch import APPLY_PATCH, PATCH
 from tests.frontend.walks import is_allowed
 
 TOKENIZER = LLTokenizer(str(DEMO_MODEL_DIR / "tokenizer.json"))
-# As Codex 0.171.0 sends it.
-APPLY_PATCH = """start: begin_patch hunk+ end_patch
-begin_patch: "*** Begin Patch" LF
-end_patch: "*** End Patch" LF?
-
-hunk: add_hunk | delete_hunk | update_hunk
-add_hunk: "*** Add File: " filename LF add_line+
-delete_hunk: "*** Delete File: " filename LF
-update_hunk: "*** Update File: " filename LF change_move? change?
-
-filename: /(.+)/
-add_line: "+" /(.*)/ LF -> line
-
-change_move: "*** Move to: " filename LF
-change: (change_context | change_line)+ eof_line?
-change_context: ("@@" | "@@ " /(.+)/) LF
-change_line: ("+" | "-" | " ") /(.*)/ LF
-eof_line: "*** End of File" LF
-
-%import common.LF
-"""
-PATCH = '*** Begin Patch\n*** Update File: a "b" \\ é.py\n*** Move to: c\n@@ def f():\n-x\n+y\tz\n*** End Patch'
 EXEC = """
 start: pragma_source | plain_source
 pragma_source: PRAGMA_LINE NEWLINE SOURCE

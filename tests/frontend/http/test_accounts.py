@@ -123,7 +123,7 @@ async def test_a_key_leaves_places_for_others_for_probes_and_for_administrators(
     for request in [*requests, *others, *probes, admin]:
         request.may_read.set()
         await request.task
-    assert app._places.num_held == app._reserved.num_held == 0
+    assert app.places.num_held == app.reserved.num_held == 0
 
 
 @in_event_loop
@@ -143,7 +143,7 @@ async def test_an_answer_that_is_not_read_counts_as_a_whole_and_is_sent_in_piece
     seen: list[dict] = []
     app = waiting(seen, body)
     unread = Request(app)
-    await until(lambda: app._bytes.num_held == len(body))
+    await until(lambda: app.held.num_held == len(body))
     late = Request(app)
     late.may_read.set()
     await late.task
@@ -156,7 +156,7 @@ async def test_an_answer_that_is_not_read_counts_as_a_whole_and_is_sent_in_piece
         assert request.has_end
         assert b"".join(request.parts) == body
         assert max(map(len, request.parts)) == PIECE_BYTES
-    assert app._bytes.num_held == 0
+    assert app.held.num_held == 0
 
 
 @in_event_loop
@@ -168,7 +168,7 @@ async def test_what_a_request_holds_goes_back_however_it_ends():
     app = ClientAccounts(inner, max_bytes=100, max_connections=1000)
     with pytest.raises(KeyError):
         await Request(app).task
-    assert app._bytes.num_held == app._places.num_held == 0
+    assert app.held.num_held == app.places.num_held == 0
 
 
 @in_event_loop
@@ -203,7 +203,7 @@ async def test_a_request_that_is_alone_begins_at_once():
             turn.send(None)
         for _ in range(3):
             await asyncio.sleep(0)
-    assert not starts._is_counting, "and nothing goes on after it"
+    assert not starts.is_counting, "and nothing goes on after it"
 
 
 @in_event_loop

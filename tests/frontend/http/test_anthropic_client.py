@@ -1,32 +1,27 @@
 """The published anthropic client, unchanged: messages, streams, tools, thoughts, errors, counts."""
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import anthropic
 import httpx
 import pydantic
 import pytest
 from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
-from llguidance import LLMatcher, LLTokenizer
 
 from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.answers.messages_api.blocks import _input
-from tests.frontend.answers.test_message_text import EOS, TOKENIZER, ids
-from tests.frontend.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
-from tests.frontend.harness import Frontend, running_frontend
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.frontend.thinker import CALL, CITY, accepts, answering, prompt_of, running_thinker
+from tests.support.demo_tokenizer import EOS, ids
+from tests.support.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
+from tests.support.frontend_process import Frontend
+from tests.support.plain_http import http
 
 MODEL = "thinker"
 KEY = "alpha"
 USER = [{"role": "user", "content": "Rain?"}]
 ASKED = {"model": MODEL, "max_tokens": 100, "messages": USER}
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "weather", "description": "d", "input_schema": CITY}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 THOUGHT = "<think>\nI look.\n</think>\n\n"
 THINKS = {"type": "enabled", "budget_tokens": 50}
 
@@ -34,12 +29,8 @@ THINKS = {"type": "enabled", "budget_tokens": 50}
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
     """A model with Qwen3's habits and the demo model's tokens, behind an API key."""
-    folder = tmp_path_factory.mktemp("model")
-    for path in DEMO_MODEL_DIR.glob("*.json"):
-        shutil.copy(path, folder)
-    Path(folder, "chat_template.jinja").write_text(QWEN3_LIKE)
-    names = ("--served-model-name", MODEL, "--served-model-name", "other")
-    with running_frontend("--model", str(folder), *names, BATON_API_KEYS=KEY) as frontend:
+    folder, another = tmp_path_factory.mktemp("model"), ("--served-model-name", "other")
+    with running_thinker(folder, *another, name=MODEL, BATON_API_KEYS=KEY) as frontend:
         yield frontend
 
 
@@ -55,29 +46,13 @@ def client(thinker: Frontend, core: FakeCore) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def answering(core: FakeCore, text: str, **more: float) -> None:
-    core.script = say([*ids(text), EOS], "stop", **more)
-
-
-def prompt_of(submit: m.Submit) -> str:
-    return TOKENIZER._tokenizer.decode(tokens_of(submit.prompt), skip_special_tokens=False)
-
-
-def accepts(submit: m.Submit, text: str) -> bool:
-    assert submit.params.constraints is not None
-    matcher = LLMatcher(
-        LLTokenizer(str(TOKENIZER.folder / "tokenizer.json"), eos_token=[EOS]), submit.params.constraints.grammar
-    )
-    return matcher.consume_tokens(ids(text)) and matcher.is_accepting()
-
-
 def as_sent(message: Message) -> list[dict]:
     """The blocks of a message as they came."""
     return [block.model_dump(exclude_unset=True) for block in message.content]
 
 
 def post(frontend: Frontend, path: str = "/v1/messages", **asked: object) -> httpx.Response:
-    return httpx.post(f"{frontend.url}{path}", json=ASKED | asked, headers={"x-api-key": KEY}, timeout=20)
+    return http.post(f"{frontend.url}{path}", json=ASKED | asked, headers={"x-api-key": KEY})
 
 
 def test_a_message(client: anthropic.Anthropic, core: FakeCore):
@@ -393,10 +368,10 @@ def test_what_is_too_long_to_answer_is_counted(client: anthropic.Anthropic, thin
 def test_a_key_in_either_header(thinker: Frontend, core: FakeCore):
     for headers in ({"x-api-key": KEY}, {"authorization": f"Bearer {KEY}"}, {"authorization": "x", "x-api-key": KEY}):
         for path in ("/v1/messages/count_tokens", "/v1/chat/completions"):
-            answer = httpx.post(f"{thinker.url}{path}", json=ASKED, headers=headers)
+            answer = http.post(f"{thinker.url}{path}", json=ASKED, headers=headers)
             assert answer.status_code == 200, headers
     for headers in ({}, {"x-api-key": "beta"}, {"authorization": "Bearer beta", "x-api-key": "beta"}):
-        answer = httpx.post(f"{thinker.url}/v1/messages", json=ASKED, headers=headers)
+        answer = http.post(f"{thinker.url}/v1/messages", json=ASKED, headers=headers)
         check_error(answer, 401, "authentication_error", "invalid_api_key")
 
 
@@ -417,13 +392,13 @@ def test_errors_of_every_layer(thinker: Frontend, core: FakeCore):
     check_error(post(thinker, system="x" * 9 * 2**20), 413, "invalid_request_error", "body_too_large")
     check_error(post(thinker, container="c"), 400, "invalid_request_error", "unsupported_parameter")
     headers = {"x-api-key": KEY}
-    got = httpx.get(f"{thinker.url}/v1/messages", headers=headers)
+    got = http.get(f"{thinker.url}/v1/messages", headers=headers)
     check_error(got, 405, "invalid_request_error", "method_not_allowed")
-    no_json = httpx.post(
+    no_json = http.post(
         f"{thinker.url}/v1/messages", content=b"{", headers=headers | {"content-type": "application/json"}
     )
     check_error(no_json, 400, "invalid_request_error", "invalid_json")
-    other = httpx.post(f"{thinker.url}/v1/chat/completions", json={}, headers=headers)
+    other = http.post(f"{thinker.url}/v1/chat/completions", json={}, headers=headers)
     assert list(other.json()) == ["error"], "the others keep OpenAI's shape"
 
 
@@ -469,8 +444,8 @@ def test_a_stream_goes_on_after_an_event(thinker: Frontend, core: FakeCore):
     url = f"{thinker.url}/v1/requests/r1/events"
     for number in (-1, 0, 5, len(events) - 1):
         after = {"last-event-id": str(number)} if number >= 0 else {}
-        rest = httpx.get(url, headers={"x-api-key": KEY, **after}, timeout=20)
+        rest = http.get(url, headers={"x-api-key": KEY, **after})
         assert rest.text.split("\n\n")[:-1] == events[number + 1 :]
     for bad in ("5!", "-1", "end", "x", "1.2"):
-        refused = httpx.get(url, headers={"x-api-key": KEY, "last-event-id": bad}, timeout=20)
+        refused = http.get(url, headers={"x-api-key": KEY, "last-event-id": bad})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Last-Event-ID")

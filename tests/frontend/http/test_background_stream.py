@@ -7,7 +7,9 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -16,10 +18,8 @@ from pydantic import TypeAdapter
 
 from common.socket_path import SocketPath
 from scheduler_svc.frontend.answers.responses.events import Outcome
-from scheduler_svc.frontend.background import pace, response_run, worker
 from scheduler_svc.frontend.background.app import create_worker_app
 from scheduler_svc.frontend.background.worker import Worker
-from scheduler_svc.frontend.http import background_stream
 from scheduler_svc.frontend.http.accounts import Readers
 from scheduler_svc.frontend.http.background_stream import BackgroundStream, Streaming
 from scheduler_svc.frontend.link.core_link import CoreLink
@@ -28,11 +28,11 @@ from scheduler_svc.frontend.storing.responses import ResponseStore
 from scheduler_svc.store import responses
 from scheduler_svc.store.store_thread import StoreThread
 from scheduler_svc.store_options import WORKER_SOCKET, StoreOptions
-from tests.frontend.answers.responses.test_events import ID
-from tests.frontend.answers.test_message_text import TOKENIZER
-from tests.frontend.background.test_worker import CORE_ID, WORDS, ended, keep, working
-from tests.frontend.fake_core import refuse, say, silence
+from tests.frontend.answers.responses.told import ID
+from tests.frontend.background.working import CORE_ID, SOON, WORDS, ended, keep, working
 from tests.frontend.links import in_event_loop, linked_core, until
+from tests.support.demo_tokenizer import TOKENIZER
+from tests.support.fake_core import refuse, say, silence
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 OPENING = ["response.created", "response.queued", "response.in_progress"]
@@ -40,16 +40,12 @@ SECOND = "resp_ffffffffffffffffffffffff"
 KEEP_ALIVE_S = 0.05
 
 
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch):
-    """What is tried again is tried soon."""
-    monkeypatch.setattr(response_run, "RETRY_S", 0.01)
-    monkeypatch.setattr(worker, "TURN_S", 0.01)
-    monkeypatch.setattr(background_stream, "RETRY_S", 0.01)
+async def at_once(_owner: str, _size: int, work: Callable) -> object:
+    return work()
 
 
 class Client:
-    """Reads one stream as a web server's client does."""
+    """Stands in for a web server and its client: reads one stream, until it leaves. It sends no request's body."""
 
     def __init__(
         self,
@@ -58,15 +54,14 @@ class Client:
         after: int = -1,
         response_id: str = ID,
         readers: Readers | None = None,
+        long_work: Callable = at_once,
+        retry_s: float = 0.01,
     ) -> None:
         self.status = 0
         self.data = b""
         self.has_end = False
-
-        async def at_once(_owner: str, _size: int, work: Callable) -> object:
-            return work()
-
-        shared = Streaming(ResponseStore(store, StoreOptions()), link, TOKENIZER, at_once, readers or Readers(1000))
+        stored = ResponseStore(store, StoreOptions())
+        shared = Streaming(stored, link, TOKENIZER, long_work, readers or Readers(1000), retry_s)
         stream = BackgroundStream(shared, "", response_id, after)
         self._is_gone = asyncio.Event()
         self.task = asyncio.create_task(stream({"type": "http", "path": "/"}, self._receive, self._send))
@@ -83,7 +78,7 @@ class Client:
 
     async def read(self) -> list[dict]:
         """All events; each is one of openai's, and they are numbered without a gap."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.task
         assert self.has_end
         for event in self.events:
@@ -127,9 +122,9 @@ async def serving(made: Worker, folder: Path) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def streaming(link: CoreLink, folder: Path) -> AsyncIterator[tuple[Worker, StoreThread, WorkerLink]]:
+async def streaming(link: CoreLink, folder: Path, **how: Any) -> AsyncIterator[tuple[Worker, StoreThread, WorkerLink]]:
     """A worker, and a frontend's side of its socket."""
-    async with working(link, folder) as (made, store), serving(made, folder / "store"):
+    async with working(link, folder, **how) as (made, store), serving(made, folder / "store"):
         front = WorkerLink(folder / "store")
         try:
             yield made, store, front
@@ -143,9 +138,9 @@ def numbers(events: list[dict]) -> list[int]:
 
 
 @in_event_loop
-async def test_a_hundred_streams_hold_up_neither_new_responses_nor_cancels(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(worker, "RESCAN_S", 60.0)
-    async with linked_core(tmp_path, silence) as (core, link), streaming(link, tmp_path) as got:
+async def test_a_hundred_streams_hold_up_neither_new_responses_nor_cancels(tmp_path: Path):
+    tempo = replace(SOON, rescan_s=3600.0)
+    async with linked_core(tmp_path, silence) as (core, link), streaming(link, tmp_path, tempo=tempo) as got:
         _, store, front = got
         await keep(store)
         clients = [Client(front, store) for _ in range(110)]
@@ -159,9 +154,8 @@ async def test_a_hundred_streams_hold_up_neither_new_responses_nor_cancels(tmp_p
 
 
 @in_event_loop
-async def test_a_stream_begins_at_once_whatever_the_response_waits_for(tmp_path: Path, monkeypatch):
+async def test_a_stream_begins_at_once_whatever_the_response_waits_for(tmp_path: Path):
     """No worker is there; then one is, and its core has no room."""
-    monkeypatch.setattr(pace, "LONGEST_REST_S", 0.02)
     store = StoreThread(tmp_path / "store")
     await keep(store)
     front = WorkerLink(tmp_path / "store")
@@ -190,14 +184,16 @@ async def test_a_stream_begins_at_once_whatever_the_response_waits_for(tmp_path:
 
 
 @in_event_loop
-async def test_a_stream_ends_with_its_last_event(tmp_path: Path, monkeypatch):
-    """The store is not asked again, nor is a pause made."""
-    monkeypatch.setattr(background_stream, "RETRY_S", 3600.0)
-    monkeypatch.setattr(background_stream, "written", None)
+async def test_a_stream_ends_with_its_last_event(tmp_path: Path):
+    """Nothing is written again of what the store has, nor is a pause made."""
+
+    async def never(*_: object) -> None:
+        pytest.fail("written again")
+
     async with linked_core(tmp_path, say(WORDS, pause_s=0.01)) as (_, link), streaming(link, tmp_path) as got:
         _, store, front = got
         await keep(store)
-        events = await Client(front, store).read()
+        events = await Client(front, store, long_work=never, retry_s=3600.0).read()
         assert events[-1]["type"] == "response.incomplete"
         assert numbers(events) == list(range(len(events)))
 

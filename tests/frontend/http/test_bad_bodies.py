@@ -36,24 +36,26 @@ def test_what_is_no_body(request_bytes: bytes):
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ConnectionGuard, int]]:
+def reads() -> list[tuple[ConnectionGuard, int]]:
     """Who has read, and how many bytes."""
-    noted: list[tuple[ConnectionGuard, int]] = []
-    received = ConnectionGuard.data_received
-
-    def noting(self: ConnectionGuard, data: bytes) -> None:
-        noted.append((self, len(data)))
-        received(self, data)
-
-    monkeypatch.setattr(ConnectionGuard, "data_received", noting)
-    return noted
+    return []
 
 
-def test_a_turn_is_for_a_few_bytes(reads: list[tuple[ConnectionGuard, int]]):
+@pytest.fixture
+def noting(reads: list[tuple[ConnectionGuard, int]]) -> type[ConnectionGuard]:
+    class Noting(ConnectionGuard):
+        def data_received(self, data: bytes) -> None:
+            reads.append((self, len(data)))
+            super().data_received(data)
+
+    return Noting
+
+
+def test_a_turn_is_for_a_few_bytes(reads: list[tuple[ConnectionGuard, int]], noting: type[ConnectionGuard]):
     """All that was read is parsed before any stream has its turn."""
 
     async def run() -> None:
-        async with serving(ConnectionLimits(max_connections=100)) as connect:
+        async with serving(ConnectionLimits(max_connections=100), guard=noting) as connect:
             client = await connect()
             await client.send(HEAD.replace(b"5", b"1000000") + b"x" * 1_000_000)
             assert await client.status() == 200
@@ -64,9 +66,11 @@ def test_a_turn_is_for_a_few_bytes(reads: list[tuple[ConnectionGuard, int]]):
 
 
 @pytest.mark.parametrize("more", [b"", b"connection: upgrade\r\nupgrade: x\r\n"], ids=["stream", "upgrade"])
-def test_little_is_kept_of_what_follows_a_stream(reads: list[tuple[ConnectionGuard, int]], more: bytes):
+def test_little_is_kept_of_what_follows_a_stream(
+    reads: list[tuple[ConnectionGuard, int]], noting: type[ConnectionGuard], more: bytes
+):
     async def run() -> None:
-        async with serving(ConnectionLimits(max_connections=100)) as connect:
+        async with serving(ConnectionLimits(max_connections=100), guard=noting) as connect:
             client = await connect()
             await client.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n" + more + b"\r\n")
             await client.reader.readuntil(b"\r\n\r\n")

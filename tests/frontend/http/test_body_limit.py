@@ -101,21 +101,21 @@ async def holding(app, name, num_bodies, **facts):
 async def test_a_body_over_the_limit(app):
     for declared, chunks in ((2 * LIMIT + 1, []), (None, [BODY, b"x"]), (None, [BODY] * 4)):
         assert await answer(app, *chunks, declared=declared) == 413
-    assert app._bytes.num_held == 0
+    assert app.held.num_held == 0
 
 
 @in_event_loop
 async def test_a_client_holds_no_more_than_it_leaves_free(app):
     num_bodies = ALL // 2 // COUNTED
     senders, tasks = await holding(app, "alice", num_bodies)
-    assert app._bytes.num_held == num_bodies * COUNTED
+    assert app.held.num_held == num_bodies * COUNTED
     assert await answer(app, BODY, name="alice") == 503
     assert await answer(app, BODY, name="bob") == 200
     for sender in senders:
         sender.send(b"", more=False)
     await asyncio.gather(*tasks)
     assert {sender.status for sender in senders} == {200}
-    assert app._bytes.num_held == 0
+    assert app.held.num_held == 0
     assert await answer(app, BODY, name="alice") == 200
 
 
@@ -126,12 +126,12 @@ async def test_all_clients_together_hold_no_more_than_all(app):
         senders, more_tasks = await holding(app, f"client {i}", BODIES_AT_ONCE)
         everyone += senders
         tasks += more_tasks
-        assert app._bytes.num_held < ALL
+        assert app.held.num_held < ALL
     for sender in everyone:
         sender.send(b"", more=False)
     await asyncio.gather(*tasks)
     assert {sender.status for sender in everyone} == {200, 503}
-    assert app._bytes.num_held == 0
+    assert app.held.num_held == 0
 
 
 @in_event_loop
@@ -142,7 +142,7 @@ async def test_without_keys_a_client_is_an_address(app):
     for sender in senders:
         sender.leave()
     await asyncio.gather(*tasks)
-    assert app._bytes.num_held == 0
+    assert app.held.num_held == 0
 
 
 @in_event_loop
@@ -166,7 +166,7 @@ async def test_a_stream_does_not_hold_its_body_to_its_end(app, bodies):
         sender.send(BODY, more=False)
         tasks.append(asyncio.create_task(sender.run()))
         await until(lambda number=number: len(bodies) == number)
-    assert app._bytes.num_held == 0
+    assert app.held.num_held == 0
     done.set()
     await asyncio.gather(*tasks)
     assert {sender.status for sender in streams} == {200}
@@ -193,10 +193,10 @@ async def test_a_body_that_the_application_has_dropped_is_in_memory_no_longer():
 @in_event_loop
 async def test_a_task_that_is_cancelled_gives_its_bytes_back(app):
     [_], [task] = await holding(app, "alice", 1)
-    assert app._bytes.num_held == COUNTED
+    assert app.held.num_held == COUNTED
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert app._bytes.num_held == 0
+    assert app.held.num_held == 0
 
 
 @pytest.mark.parametrize("chunks", [[], [b"{"], [BODY, b"x"]], ids=["nothing", "a part", "too much"])
@@ -208,7 +208,7 @@ async def test_a_request_that_is_cut_off_is_none(app, bodies, chunks):
     sender.leave()
     await sender.run()
     assert (bodies, sender.status) == ([], None)
-    assert app._bytes.num_held == 0
+    assert app.held.num_held == 0
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -291,11 +291,11 @@ async def test_an_upload_goes_on_while_it_comes(uploads, taken):
     for number in range(3):
         sender.send(BODY)
         await until(lambda: sender.is_read and len(taken) == number + 1)  # noqa: B023
-    assert 0 < uploads._bytes.num_held < 2**22, "a chunk or two count as held, not the file"
+    assert 0 < uploads.held.num_held < 2**22, "a chunk or two count as held, not the file"
     sender.send(b"", more=False)
     await running
     assert sender.status == 200
-    assert uploads._bytes.num_held == 0
+    assert uploads.held.num_held == 0
     assert b"".join(taken) == 3 * BODY
 
 
@@ -310,7 +310,7 @@ async def test_an_upload_has_a_limit_of_its_own(uploads, taken):
     with pytest.raises(ApiError) as refused:  # which the application answers with
         await sender.run()
     assert refused.value.status == 413
-    assert uploads._bytes.num_held == 0
+    assert uploads.held.num_held == 0
 
 
 @in_event_loop
@@ -323,8 +323,8 @@ async def test_uploads_take_no_more_memory_than_there_is(taken):
     running = [asyncio.create_task(sender.run()) for sender in senders]
     await until(lambda: any(sender.status for sender in senders))
     assert {sender.status for sender in senders if sender.status} == {503}
-    assert app._bytes.num_held <= BODIES_AT_ONCE * 2**20
+    assert app.held.num_held <= BODIES_AT_ONCE * 2**20
     for sender in senders:
         sender.leave()
     await asyncio.gather(*running)
-    assert app._bytes.num_held == 0
+    assert app.held.num_held == 0

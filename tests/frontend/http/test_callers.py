@@ -5,7 +5,6 @@ import os
 import socket
 from http.client import HTTPConnection
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -15,7 +14,8 @@ from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.http.callers import PROXY_HEADERS, Callers, client_address, host_name, served_hosts
 from scheduler_svc.frontend.requests.pooled_request import PooledRequest
 from scheduler_svc.frontend_options import FrontendOptions
-from tests.frontend.harness import COMPLETION, assert_openai_shape, running_frontend
+from tests.support.frontend_process import COMPLETION, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 
 ALLOWED = "baton.example"
 PAGE = "https://page.example"
@@ -45,7 +45,7 @@ def ask(frontend, method="GET", path="/v1/models", body=None, **headers):
     headers = {"host": "127.0.0.1:{port}", "connection": "close"} | headers
     url = f"http://127.0.0.1:{port}{path}"
     sent = {name.replace("_", "-"): value.format(port=port) for name, value in headers.items()}
-    return httpx.request(method, url, headers=sent, json=body)
+    return http.request(method, url, headers=sent, json=body)
 
 
 def raw(frontend, request):
@@ -128,7 +128,7 @@ def test_other_names_are_refused_and_told_how_to_be_allowed(local, host):
 
 def test_nothing_is_done_under_another_name(local):
     """Whatever the path: a rebound page is of the same origin, so its browser hides nothing and asks nothing first."""
-    made = httpx.post(f"{local.url}/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"secret")}).json()
+    made = http.post(f"{local.url}/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"secret")}).json()
     evil = {"host": "evil.example:{port}", "origin": "http://evil.example:{port}", "sec_fetch_site": "same-origin"}
     for method, path, body in (
         ("GET", "/", None),
@@ -151,7 +151,7 @@ def test_nothing_is_done_under_another_name(local):
         answer = ask(local, method, path, body, **evil)
         assert (answer.status_code, answer.headers["connection"]) == (403, "close"), path
     assert ask(local, "POST", "/v1/messages", {}, **evil).json()["type"] == "error", "Anthropic's shape"
-    assert httpx.get(f"{local.url}/v1/files/{made['id']}/content").content == b"secret"
+    assert http.get(f"{local.url}/v1/files/{made['id']}/content").content == b"secret"
 
 
 @pytest.mark.parametrize(

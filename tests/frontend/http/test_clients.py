@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from scheduler_svc.api_key_file import ApiKey, client_id, digest, encode_key_file
-from tests.frontend.fake_core import REPORT, FakeCore, refuse
-from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape, running_frontend
 from tests.frontend.sse import events_after
 from tests.support.eventually import eventually
+from tests.support.fake_core import REPORT, FakeCore, refuse
+from tests.support.frontend_process import COMPLETION, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 from tests.support.status_reports import executor_status
 
 KEYS = [
@@ -41,7 +42,7 @@ def shared_frontend(keys_file: Path) -> Iterator[Frontend]:
 
 
 def post(frontend: Frontend, path: str, body: object, headers: dict[str, str]) -> httpx.Response:
-    return httpx.post(f"{frontend.url}{path}", json=body, headers=headers, timeout=20)
+    return http.post(f"{frontend.url}{path}", json=body, headers=headers)
 
 
 def test_a_request_is_its_clients_alone(frontend: Frontend, core: FakeCore):
@@ -56,8 +57,8 @@ def test_a_request_is_its_clients_alone(frontend: Frontend, core: FakeCore):
     assert events_after(frontend, "hers", **ALICE).status_code == 200
     assert_openai_shape(events_after(frontend, "hers", **BOB), 404)
     for path in ("hers", f"{ID_OF['a']}%2Fhers", f"{ID_OF['a']}/hers", "alice/hers"):
-        assert httpx.delete(f"{frontend.url}/v1/requests/{path}", headers=BOB).status_code == 404
-    assert httpx.delete(f"{frontend.url}/v1/requests/hers", headers=ALICE).status_code == 204
+        assert http.delete(f"{frontend.url}/v1/requests/{path}", headers=BOB).status_code == 404
+    assert http.delete(f"{frontend.url}/v1/requests/hers", headers=ALICE).status_code == 204
     assert_openai_shape(events_after(frontend, "hers"), 401)
 
 
@@ -141,25 +142,25 @@ def test_draining_is_for_operators(frontend: Frontend, core: FakeCore):
 @pytest.mark.parametrize("path", ["/status", "/metrics"])
 def test_what_tells_of_all_clients_is_not_for_each_of_them(frontend: Frontend, path: str):
     for key in (PROMETHEUS, ROOT):
-        assert httpx.get(frontend.url + path, headers=key).status_code == 200
-    error = assert_openai_shape(httpx.get(frontend.url + path, headers=ALICE), 403)
+        assert http.get(frontend.url + path, headers=key).status_code == 200
+    error = assert_openai_shape(http.get(frontend.url + path, headers=ALICE), 403)
     assert (error["code"], error["type"]) == ("forbidden", "permission_error")
     assert "baton keys api NAME --metrics" in error["message"]
-    assert_openai_shape(httpx.get(frontend.url + path), 401)
-    assert httpx.get(f"{frontend.url}/v1/models", headers=PROMETHEUS).status_code == 200
+    assert_openai_shape(http.get(frontend.url + path), 401)
+    assert http.get(f"{frontend.url}/v1/models", headers=PROMETHEUS).status_code == 200
 
 
 def test_metrics_can_be_opened_and_nothing_else_with_them(keys_file: Path):
     """An endpoint picker of a gateway sends no key."""
     with running_frontend("--open-metrics", "--openapi", "--api-keys", str(keys_file)) as frontend:
-        described = httpx.get(f"{frontend.url}/openapi.json").json()["paths"]
+        described = http.get(f"{frontend.url}/openapi.json").json()["paths"]
         needs_none = {path for path, methods in described.items() if any("security" not in m for m in methods.values())}
         assert needs_none == {"/health", "/ready", "/metrics"}
         for key in ({}, ALICE, PROMETHEUS):
-            assert httpx.get(f"{frontend.url}/metrics", headers=key).status_code == 200
+            assert http.get(f"{frontend.url}/metrics", headers=key).status_code == 200
         for path in ("/status", "/v1/models"):
-            assert_openai_shape(httpx.get(frontend.url + path), 401)
-        assert_openai_shape(httpx.get(f"{frontend.url}/status", headers=ALICE), 403)
+            assert_openai_shape(http.get(frontend.url + path), 401)
+        assert_openai_shape(http.get(f"{frontend.url}/status", headers=ALICE), 403)
         assert_openai_shape(post(frontend, "/metrics", {}, {}), 401)  # only reading
 
 
@@ -170,7 +171,7 @@ def test_without_keys_operators_are_on_this_machine():
         error = assert_openai_shape(post(keyless, "/admin/executors/7/drain", {}, elsewhere), 403)
         assert "key is" not in error["message"], "there are none"
         assert "this machine" in error["message"]
-        assert httpx.get(f"{keyless.url}/metrics", headers=elsewhere).status_code == 200
+        assert http.get(f"{keyless.url}/metrics", headers=elsewhere).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -4,31 +4,27 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 import uvicorn
+from structlog.testing import capture_logs
 
 from common import messages as m
-from scheduler_svc.frontend.http import connection_guard
 from scheduler_svc.frontend.http.connection_guard import MAX_HEAD_BYTES, ConnectionLimits
 from scheduler_svc.frontend.http.server import ACCEPTS_AT_ONCE, http_config
 from scheduler_svc.frontend.link.request_counts import RequestCounts
-from tests.frontend.raw_http import ABORTED, HEAD, Client, app, serving
+from tests.frontend.links import until
+from tests.frontend.raw_http import ABORTED, HEAD, READER_DROPPED, REFUSED, Client, app, serving
 
 SHORT = ConnectionLimits(max_connections=100, head_timeout_s=0.3, body_timeout_s=0.3, stall_timeout_s=0.3)
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, log: str) -> list[dict]:
-    """The lines of one of the guard's logs, which are not written."""
-    lines: list[dict] = []
-
-    class Noting:
-        def happened(self, **facts: object) -> None:
-            lines.append(facts)
-
-    monkeypatch.setattr(connection_guard, log, Noting())
-    return lines
+@pytest.fixture
+def logs() -> Iterator[list[dict]]:
+    """What is logged."""
+    with capture_logs() as lines:
+        yield lines
 
 
 @pytest.mark.parametrize(
@@ -124,14 +120,13 @@ def test_one_connection_too_many():
             assert (error["code"], "3 connections" in error["message"]) == ("unavailable", True)
             assert await refused.is_closed()
             clients[0].writer.transport.abort()
-            for _ in range(100):
-                client = await connect()
-                await client.send(HEAD + b"hello")
-                if await client.status() == 200:
-                    break
-                await asyncio.sleep(0.01)
-            else:
-                raise AssertionError("a place that is free is not given out")
+            async with asyncio.timeout(60):  # a place that is free is given out
+                status = 503
+                while status == 503:
+                    client = await connect()
+                    await client.send(HEAD + b"hello")
+                    status = await client.status()
+            assert status == 200
 
     asyncio.run(run())
 
@@ -215,10 +210,7 @@ def test_what_is_no_request(head: bytes):
 
 
 @pytest.mark.parametrize(("limit", "status", "code"), [(100, 400, "invalid_http"), (0, 503, "unavailable")])
-def test_what_no_application_sees_leaves_traces_too(
-    monkeypatch: pytest.MonkeyPatch, limit: int, status: int, code: str
-):
-    lines = noted(monkeypatch, "refused_connections")
+def test_what_no_application_sees_leaves_traces_too(logs: list[dict], limit: int, status: int, code: str):
     counts = RequestCounts()
 
     async def run() -> None:
@@ -232,7 +224,7 @@ def test_what_no_application_sees_leaves_traces_too(
             assert client.fields[b"x-should-retry"] == (b"true" if status == 503 else b"false")
             request_id = client.fields[b"x-request-id"].decode()
             assert request_id.startswith("req-")
-            [line] = lines
+            [line] = [line for line in logs if line["event"] == REFUSED]
             assert (line["request"], line["status"], line["code"]) == (request_id, status, code)
             assert line["client"][1] == client.writer.get_extra_info("sockname")[1]
 
@@ -266,10 +258,9 @@ def test_requests_that_follow_one_another_at_once():
     asyncio.run(run())
 
 
-@pytest.fixture
-def dropped(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
-    """What is logged of readers that were dropped."""
-    return noted(monkeypatch, "dropped_readers")
+def dropped(logs: list[dict]) -> list[int]:
+    """The ports of readers that were dropped."""
+    return [line["client"][1] for line in logs if line["event"] == READER_DROPPED]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +268,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     [(b"connection: close\r\n\r\n", b""), (b"\r\n", b"\0\r\n\r\n")],
     ids=["close", "no request"],
 )
-def test_a_reader_that_leaves_the_end_unread(dropped: list[dict], end_of_head: bytes, then: bytes):
+def test_a_reader_that_leaves_the_end_unread(logs: list[dict], end_of_head: bytes, then: bytes):
     """No request waits for it any more: the connection is kept only until the last bytes are read."""
 
     async def run() -> None:
@@ -289,27 +280,23 @@ def test_a_reader_that_leaves_the_end_unread(dropped: list[dict], end_of_head: b
                 reader.sendall(b"GET /long HTTP/1.1\r\nhost: x\r\n" + end_of_head)
                 await asyncio.to_thread(reader.recv, 1)
                 reader.sendall(then)
-                async with asyncio.timeout(10):
-                    while not dropped:
-                        await asyncio.sleep(0.05)
-                assert dropped[0]["client"][1] == reader.getsockname()[1]
+                await until(lambda: dropped(logs))
+                assert dropped(logs) == [reader.getsockname()[1]]
 
     asyncio.run(run())
 
 
-def test_readers_that_do_not_read(dropped: list[dict]):
+def test_readers_that_do_not_read(logs: list[dict]):
     async def run() -> None:
         async with serving(SHORT) as connect:
             clients = [await connect() for _ in range(3)]
             for client in clients:
                 await client.send(b"GET /flood HTTP/1.1\r\nhost: x\r\n\r\n")
-            async with asyncio.timeout(10):
-                while len(dropped) < len(clients):
-                    await asyncio.sleep(0.05)
+            await until(lambda: len(dropped(logs)) == len(clients))
             for client in clients:
                 assert await client.is_closed()
             ports = {client.writer.get_extra_info("sockname")[1] for client in clients}
-            assert sorted(facts["client"][1] for facts in dropped) == sorted(ports)  # each once
+            assert sorted(dropped(logs)) == sorted(ports), "each once"
 
     asyncio.run(run())
 

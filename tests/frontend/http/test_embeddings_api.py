@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.accounts import Held, Shares
 from scheduler_svc.frontend.http.plain_answers import HELD, PartsResponse
 from scheduler_svc.frontend.requests.body import parse_noting
-from scheduler_svc.frontend.requests.embedding import tokenize_embedding
+from scheduler_svc.frontend.requests.embedding import MAX_ANSWER_FLOATS, tokenize_embedding
 from scheduler_svc.frontend.requests.pooled_schemas import EmbeddingRequest
 from scheduler_svc.frontend.requests.pooling_model import (
     PoolingModel,
@@ -33,7 +34,9 @@ from scheduler_svc.frontend.requests.pooling_model import (
 )
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
-from tests.frontend.fake_core import (
+from tests.frontend.links import in_event_loop
+from tests.support.eventually import eventually
+from tests.support.fake_core import (
     HIDDEN_SIZE,
     TASKS,
     FakeCore,
@@ -47,9 +50,8 @@ from tests.frontend.fake_core import (
     silence,
     tokens_of,
 )
-from tests.frontend.harness import MODEL, Frontend, assert_openai_shape, running_frontend
-from tests.frontend.links import in_event_loop
-from tests.support.eventually import eventually
+from tests.support.frontend_process import MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 from tests.support.pooling_folders import END, make_embedder, make_reranker
 
 KEYS = [
@@ -100,7 +102,7 @@ def embedder(folders: dict[str, Path]) -> Tokenizer:
 def post(
     frontend: Frontend, path: str, body: object, headers: dict[str, str] = ALICE, **more: object
 ) -> httpx.Response:
-    return httpx.post(f"{frontend.url}{path}", json=body, headers=headers, **({"timeout": 20} | more))
+    return http.post(f"{frontend.url}{path}", json=body, headers=headers, **({"timeout": 20} | more))
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
@@ -219,14 +221,16 @@ def test_what_is_refused(frontend: Frontend, core: FakeCore, path: str, body: di
     assert not core.submits
 
 
-def test_an_answer_has_a_largest_size(embedder: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scheduler_svc.frontend.requests.embedding.MAX_ANSWER_FLOATS", 2 * HIDDEN_SIZE)
+def test_an_answer_has_a_largest_size(embedder: Tokenizer):
+    large = copy.copy(embedder)
+    large.hidden_size = MAX_ANSWER_FLOATS // 2
     two, three = (EmbeddingRequest(model="", input=["x"] * count) for count in (2, 3))
-    assert tokenize_embedding(two, embedder, TASKS[1]).num_tokens == 4
-    with pytest.raises(ApiError, match="would have 768 numbers, the limit is 512"):
-        tokenize_embedding(three, embedder, TASKS[1])
-    fewer = three.model_copy(update={"dimensions": 170})
-    assert tokenize_embedding(fewer, embedder, TASKS[1]).num_tokens == 6
+    assert tokenize_embedding(two, large, TASKS[1]).num_tokens == 4
+    num_floats = 3 * large.hidden_size
+    with pytest.raises(ApiError, match=f"would have {num_floats} numbers, the limit is {MAX_ANSWER_FLOATS}"):
+        tokenize_embedding(three, large, TASKS[1])
+    fewer = three.model_copy(update={"dimensions": MAX_ANSWER_FLOATS // 3})
+    assert tokenize_embedding(fewer, large, TASKS[1]).num_tokens == 6
 
 
 @pytest.mark.parametrize(("asked", "length"), [(-1, 2048), (5, 5), (9999, 2048)])

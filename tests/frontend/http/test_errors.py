@@ -3,13 +3,13 @@
 import json
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 
-from tests.frontend.fake_core import FakeCore, delta, outputs, refuse
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, delta, outputs, refuse
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape
+from tests.support.plain_http import http
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -173,7 +173,7 @@ def test_what_changes_no_token_is_taken(frontend: Frontend):
 )
 def test_bodies_that_are_no_requests(frontend: Frontend, content: bytes, code: str | None):
     headers = {"content-type": "application/json"}
-    answer = httpx.post(f"{frontend.url}/v1/completions", content=content, headers=headers)
+    answer = http.post(f"{frontend.url}/v1/completions", content=content, headers=headers)
     error = assert_openai_shape(answer, 400)
     if content:
         assert error["code"] == code
@@ -219,14 +219,14 @@ def test_an_error_quotes_little_of_what_was_sent(frontend: Frontend, body: dict)
     ],
 )
 def test_a_path_that_is_not_there_is_answered_with_what_is(frontend: Frontend, method: str, path: str, told: str):
-    answer = httpx.request(method, f"{frontend.url}{path}")
+    answer = http.request(method, f"{frontend.url}{path}")
     message = assert_openai_shape(answer, 404)["message"]
     assert message.startswith(f"There is no {path} here. {told}")
 
 
 def test_unknown_routes_and_methods(frontend: Frontend):
-    assert assert_openai_shape(httpx.get(f"{frontend.url}/v1/nothing"), 404)["code"] == "unknown_url"
-    answer = httpx.get(f"{frontend.url}/v1/completions")
+    assert assert_openai_shape(http.get(f"{frontend.url}/v1/nothing"), 404)["code"] == "unknown_url"
+    answer = http.get(f"{frontend.url}/v1/completions")
     assert assert_openai_shape(answer, 405)["code"] == "method_not_allowed"
     assert answer.headers["allow"] == "POST"
 

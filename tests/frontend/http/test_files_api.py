@@ -5,15 +5,15 @@ import socket
 from contextlib import closing
 from urllib.parse import urlsplit
 
-import httpx
 import openai
 import pytest
 
 from scheduler_svc.frontend.http import files_api
 from scheduler_svc.store.database import connect
-from tests.frontend.harness import assert_openai_shape, running_frontend
 from tests.store.rows import add_file
 from tests.support.eventually import eventually
+from tests.support.frontend_process import assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 
 KEYS = "alice-key,bob-key"
 MAX_FILE = 300_000
@@ -40,7 +40,7 @@ def bob(frontend):
 
 def upload(frontend, data, files, **options):
     headers = {"Authorization": "Bearer alice-key"}
-    return httpx.post(f"{frontend.url}/v1/files", headers=headers, data=data, files=files, timeout=20, **options)
+    return http.post(f"{frontend.url}/v1/files", headers=headers, data=data, files=files, timeout=20, **options)
 
 
 def test_a_file_comes_back_as_it_went(alice):
@@ -79,7 +79,7 @@ def test_a_page_is_bounded_whatever_is_asked_for(tmp_path):
         page = client.files.list(limit=10_000)
         assert (len(page.data), page.has_more) == (files_api.PAGE, True)
         assert [file.id for file in client.files.list()] == names[::-1]
-        answer = httpx.get(f"{frontend.url}/v1/files?limit=10001", timeout=20)
+        answer = http.get(f"{frontend.url}/v1/files?limit=10001")
         assert_openai_shape(answer, 400)
 
 
@@ -134,14 +134,14 @@ def test_what_no_upload_may_have(frontend, alice, data, files, param):
 @pytest.mark.parametrize("headers", [{}, {"content-type": "application/json"}, {"content-type": "multipart/form-data"}])
 def test_a_body_that_is_no_form(frontend, headers):
     headers = {"Authorization": "Bearer alice-key"} | headers
-    assert_openai_shape(httpx.post(f"{frontend.url}/v1/files", headers=headers, content=b"{}", timeout=20), 400)
+    assert_openai_shape(http.post(f"{frontend.url}/v1/files", headers=headers, content=b"{}"), 400)
 
 
 def test_a_form_without_its_end(frontend, alice):
     before = [file.id for file in alice.files.list()]
     headers = {"Authorization": "Bearer alice-key", "content-type": "multipart/form-data; boundary=b"}
     part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nxyz'
-    answer = httpx.post(f"{frontend.url}/v1/files", headers=headers, content=part, timeout=20)
+    answer = http.post(f"{frontend.url}/v1/files", headers=headers, content=part)
     assert "end is missing" in assert_openai_shape(answer, 400)["message"]
     assert [file.id for file in alice.files.list()] == before
 
@@ -157,7 +157,7 @@ def test_a_file_beyond_the_limit(frontend, alice):
             yield b"x" * 10_000
 
     headers = {"Authorization": "Bearer alice-key", "content-type": "multipart/form-data; boundary=b"}
-    answer = httpx.post(f"{frontend.url}/v1/files", headers=headers, content=chunks(), timeout=20)
+    answer = http.post(f"{frontend.url}/v1/files", headers=headers, content=chunks())
     assert_openai_shape(answer, 413)
     assert [file.id for file in alice.files.list()] == before
 
@@ -191,7 +191,7 @@ def test_an_upload_whose_client_goes_leaves_nothing(frontend, tmp_path_factory):
 def test_without_a_store(tmp_path_factory):
     with running_frontend() as frontend:
         for method, path in (("GET", "/v1/files"), ("GET", "/v1/files/file-1"), ("GET", "/v1/batches")):
-            answer = httpx.request(method, f"{frontend.url}{path}", timeout=20)
+            answer = http.request(method, f"{frontend.url}{path}")
             assert assert_openai_shape(answer, 404)["code"] == "store_not_found"
 
 

@@ -4,11 +4,11 @@ import json
 import socket
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +29,15 @@ def test_one_of_the_keys_is_needed(guarded: Frontend):
 
 @pytest.mark.parametrize("path", ["/v1/models", "/status", "/metrics", "/nowhere"])
 def test_nothing_is_told_without_a_key(guarded: Frontend, path: str):
-    assert_openai_shape(httpx.get(guarded.url + path), 401)
-    assert_openai_shape(httpx.get(guarded.url + path, headers={"authorization": "Basic alpha"}), 401)
-    answer = httpx.get(guarded.url + path, headers={"authorization": "Bearer beta"})
+    assert_openai_shape(http.get(guarded.url + path), 401)
+    assert_openai_shape(http.get(guarded.url + path, headers={"authorization": "Basic alpha"}), 401)
+    answer = http.get(guarded.url + path, headers={"authorization": "Bearer beta"})
     assert answer.status_code == (404 if path == "/nowhere" else 200)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_probes_have_no_keys(guarded: Frontend, path: str):
-    assert httpx.get(guarded.url + path).status_code == 200
+    assert http.get(guarded.url + path).status_code == 200
 
 
 def answer_to(frontend: Frontend, request: bytes) -> bytes:
@@ -76,7 +76,7 @@ def test_a_drain_that_is_cut_off_drains_nothing(guarded: Frontend):
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b"", "it is not answered"
     url = f"{guarded.url}/admin/executors/8/drain"
-    httpx.post(url, json={"finish": True}, headers={"authorization": "Bearer alpha"})
+    http.post(url, json={"finish": True}, headers={"authorization": "Bearer alpha"})
     assert [(drain.executor, drain.finish) for drain in guarded.core.drains] == [("8", True)]
 
 
@@ -88,18 +88,18 @@ def test_large_bodies(guarded: Frontend, chunked: bool):
 
     headers = {"authorization": "Bearer alpha", "content-type": "application/json"}
     url = f"{guarded.url}/v1/completions"
-    assert httpx.post(url, content=body(9_000), headers=headers).status_code == 200
+    assert http.post(url, content=body(9_000), headers=headers).status_code == 200
     for num_bytes in (10_001, 15_000, 500_000):
-        error = assert_openai_shape(httpx.post(url, content=body(num_bytes), headers=headers), 413)
+        error = assert_openai_shape(http.post(url, content=body(num_bytes), headers=headers), 413)
         assert "10000 bytes" in error["message"]
 
 
 def test_what_is_refused_before_any_endpoint_is_looked_for_counts_for_its_endpoint(guarded: Frontend):
     guarded.core.forget()
-    httpx.post(f"{guarded.url}/v1/completions", json=COMPLETION)
-    httpx.post(f"{guarded.url}/nowhere", json=COMPLETION)
+    http.post(f"{guarded.url}/v1/completions", json=COMPLETION)
+    http.post(f"{guarded.url}/nowhere", json=COMPLETION)
     headers = {"authorization": "Bearer alpha"}
-    httpx.post(f"{guarded.url}/v1/completions", content=b"x" * 15_000, headers=headers)
-    httpx.get(f"{guarded.url}/metrics", headers=headers)
+    http.post(f"{guarded.url}/v1/completions", content=b"x" * 15_000, headers=headers)
+    http.get(f"{guarded.url}/metrics", headers=headers)
     counted = {(http.path, http.status) for message in guarded.core.counts for http in message.http}
     assert {("/v1/completions", 401), ("other", 401), ("/v1/completions", 413)} <= counted

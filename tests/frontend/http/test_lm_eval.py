@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from common import messages as m
-from tests.frontend.fake_core import FakeCore, Step, delta, int32, outputs, tokens_of
-from tests.frontend.harness import MODEL, Frontend
+from tests.support.fake_core import FakeCore, Step, delta, int32, outputs, tokens_of
+from tests.support.frontend_process import MODEL, Frontend
 
 LOGPROB = float(np.float32(-0.123456789))
 HALF, OTHER_HALF = 253, 99  # tokens that are no whole character, and so have one name

@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.frontend.fake_core import echo, say, silence
-from tests.frontend.harness import MODEL, Frontend, running_frontend
+from tests.support.fake_core import echo, say, silence
+from tests.support.frontend_process import MODEL, Frontend, running_frontend
+from tests.support.plain_http import NO_TLS, http
 from tests.support.pooling_folders import make_embedder, make_reranker
 
 NUM_REQUESTS = 12
@@ -30,13 +31,19 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
+def shared_frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
     folder = tmp_path_factory.mktemp("models")
     models = [f"embed={make_embedder(folder / 'vectors')}", f"score={make_reranker(folder / 'judge')}"]
     options = [option for model in models for option in ("--pooling-model", model)]
     options += ["--store", str(folder / "store"), "--held-mb", str(HELD_MB)]
-    with running_frontend(*options, script=silence) as frontend:
+    with running_frontend(*options) as frontend:
         yield frontend
+
+
+@pytest.fixture
+def frontend(shared_frontend: Frontend) -> Frontend:
+    shared_frontend.core.script = silence
+    return shared_frontend
 
 
 def resident_mb(frontend: Frontend) -> float:
@@ -55,8 +62,8 @@ def test_a_body_is_in_memory_no_longer_when_its_request_is_computed(frontend: Fr
         assert resident_mb(frontend) - at_first < NUM_REQUESTS * len(SENT) / 1e6 / 2
 
 
-def test_an_answer_that_many_ask_for_and_none_reads_is_not_in_memory(frontend: Frontend, monkeypatch):
-    monkeypatch.setattr(frontend.core, "script", echo)
+def test_an_answer_that_many_ask_for_and_none_reads_is_not_in_memory(frontend: Frontend):
+    frontend.core.script = echo
     name = frontend.post("/v1/responses", {"model": MODEL, "input": "x", "user": SENT}).json()["id"]
     before = resident_mb(frontend)
     with contextlib.ExitStack() as readers:
@@ -65,14 +72,14 @@ def test_an_answer_that_many_ask_for_and_none_reads_is_not_in_memory(frontend: F
             reader.sendall(b"GET /v1/responses/%b HTTP/1.1\r\nhost: localhost\r\n\r\n" % name.encode())
             assert reader.recv(15) == b"HTTP/1.1 200 OK"
         assert resident_mb(frontend) - before < 30, "the answers have 360"
-    assert httpx.get(f"{frontend.url}/v1/responses/{name}", timeout=20).json()["user"] == SENT
+    assert http.get(f"{frontend.url}/v1/responses/{name}").json()["user"] == SENT
 
 
-def test_streams_with_long_heads_are_refused_before_they_are_too_many(frontend: Frontend, monkeypatch):
-    monkeypatch.setattr(frontend.core, "script", say([5] * 9, pause_s=60.0))
+def test_streams_with_long_heads_are_refused_before_they_are_too_many(frontend: Frontend):
+    frontend.core.script = say([5] * 9, pause_s=60.0)
     body = {"model": MODEL, "input": "x", "user": SENT, "stream": True}
     before, codes = resident_mb(frontend), []
-    with contextlib.ExitStack() as streams, httpx.Client(base_url=frontend.url, timeout=20) as http:
+    with contextlib.ExitStack() as streams, httpx.Client(verify=NO_TLS, base_url=frontend.url, timeout=20) as http:
         for _ in range(NUM_REQUESTS):
             answer = streams.enter_context(http.stream("POST", "/v1/responses", json=body))
             codes.append(answer.status_code)

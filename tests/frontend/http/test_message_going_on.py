@@ -2,28 +2,17 @@
 came: all events together are those of one stream, and they build up the message that comes whole."""
 
 import asyncio
-import json
-from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common import messages as m
-from scheduler_svc.frontend.answers import events as answer_events
-from scheduler_svc.frontend.answers import numbered_events
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.event_ids import Position
-from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
-from scheduler_svc.frontend.answers.messages_api.events import MessageEvents, whole_message
-from scheduler_svc.frontend.answers.openai_objects import to_json
+from scheduler_svc.frontend.answers.messages_api.events import MessageEvents
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.parsing.message import MessageRules
-from tests.frontend.http.test_streaming import EOS, NUM_PROMPT_TOKENS, TOKENIZER, Sequence, Service
-from tests.frontend.messages import is_object
+from tests.frontend.answers.message_events import Seen, object_in, service, whole
+from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.effort import examples
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "🦊é\\n", "b": [1]}}\n</tool_call>'
@@ -39,67 +28,6 @@ RULES = st.builds(
     calls=st.sampled_from(["none", "hermes"]),
     is_one_call=st.booleans(),
 )
-
-
-@dataclass
-class Seen:
-    """What a client has of all its connections."""
-
-    last_event_id: str = ""
-    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-
-    @property
-    def is_done(self) -> bool:
-        return bool(self.events) and self.events[-1][0] == "message_stop"
-
-    def take(self, event: bytes) -> None:
-        """One event of the stream."""
-        fields = dict(line.split(": ", 1) for line in event.decode().split("\n"))
-        assert list(fields) == ["event", "data", "id"]
-        assert not self.is_done
-        assert int(fields["id"]) == len(self.events)
-        self.last_event_id = fields["id"]
-        data = json.loads(fields["data"])
-        assert data["type"] == fields["event"]
-        self.events.append((fields["event"], data))
-
-    def message(self) -> dict[str, Any]:
-        """What the events build up; calls have the JSON of their inputs."""
-        message: dict[str, Any] = {}
-        for name, data in self.events:
-            match name:
-                case "message_start":
-                    message = data["message"]
-                case "content_block_start":
-                    assert data["index"] == len(message["content"])
-                    message["content"].append(data["content_block"] | {"json": "", "is_open": True})
-                case "content_block_delta":
-                    block = message["content"][data["index"]]
-                    assert block["is_open"]
-                    for key, new in data["delta"].items():
-                        if key != "type":
-                            block[key.replace("partial_json", "json")] += new
-                case "content_block_stop":
-                    assert message["content"][data["index"]].pop("is_open")
-                case "message_delta":
-                    message |= data["delta"]
-                    message["usage"] = data["usage"]
-        return message
-
-
-def service(context: AnswerContext, tokens: list[int], reason: m.FinishReason) -> Service:
-    return Service(context, [Sequence([*tokens, *([EOS] if reason == "stop" else [])], reason, 0, [5], 0)], [[5]])
-
-
-async def whole(context: AnswerContext, tokens: list[int], reason: m.FinishReason) -> dict[str, Any]:
-    """The message as it comes where no stream was asked for."""
-    queue = DeltaQueue(lambda _: None, lambda _: None, is_streamed=True, is_resumable=False)
-    queue.add("0", 0, 1)
-    spec = AnswerSpec("id", context, NUM_PROMPT_TOKENS, Position.start(1))
-    with Generation(queue, TOKENIZER, spec) as generation:
-        for delta in service(context, tokens, reason).sequences[0].deltas("0", 0, [7]):
-            queue.put(delta)
-        return json.loads(to_json(await whole_message(generation)))
 
 
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
@@ -126,15 +54,12 @@ def test_a_stream_that_breaks_anywhere(
     asyncio.run(service(context, tokens, reason).read(undisturbed, [1000], 10**9))
     assert undisturbed.is_done
     seen, broken = Seen(), service(context, tokens, reason)
-    with pytest.MonkeyPatch.context() as patch:
-        most_bytes = data.draw(st.sampled_from([0, 700, 2**16]))
-        patch.setattr(answer_events, "MAX_BYTES_AT_ONCE", most_bytes)
-        patch.setattr(numbered_events, "MAX_BYTES_AT_ONCE", most_bytes)
-        for _ in range(400):
-            sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-            asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 12))))
-            if seen.is_done:
-                break
+    broken.most_bytes = data.draw(st.sampled_from([0, 700, 2**16]))
+    for _ in range(400):
+        sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+        asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 12))))
+        if seen.is_done:
+            break
     assert seen.events == undisturbed.events
     at_once = asyncio.run(whole(context, tokens, reason))
     built = undisturbed.message()
@@ -143,10 +68,6 @@ def test_a_stream_that_breaks_anywhere(
         if block["type"] == "tool_use":
             block["input"] = object_in(arguments)
     assert built == at_once
-
-
-def object_in(text: str) -> dict[str, Any]:
-    return json.loads(text) if is_object(text) else {"INVALID_JSON": text}
 
 
 def test_a_failure_has_no_number_and_is_told_wherever_it_comes():

@@ -11,16 +11,12 @@ from llguidance import LLMatcher, LLTokenizer
 
 from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import FakeCore, Step, delta, logprobs_of, outputs, say, tokens_of
-from tests.frontend.harness import MODEL, Frontend
+from tests.support.demo_tokenizer import TOKENIZER, ids
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, Step, delta, logprobs_of, outputs, say, tokens_of
+from tests.support.frontend_process import MODEL, Frontend
 
 STORY = "Once upon a time, a naïve 🦊 met the moon. 月は綺麗ですね。"
-
-
-def ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode([text], add_special_tokens=False)[0]
 
 
 def test_models(client: openai.OpenAI):
@@ -65,8 +61,8 @@ def test_stream_with_usage(client: openai.OpenAI):
     assert last.usage.prompt_tokens_details.cached_tokens == 2
 
 
-def test_stream_with_usage_in_every_chunk(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
-    core.script = say(ids(tokenizer, STORY), pause_s=0.002)
+def test_stream_with_usage_in_every_chunk(client: openai.OpenAI, core: FakeCore):
+    core.script = say(ids(STORY), pause_s=0.002)
     options = {"include_usage": True, "continuous_usage_stats": True}
     stream = client.completions.create(model=MODEL, prompt="x", max_tokens=99, stream=True, stream_options=options)
     *chunks, last = list(stream)
@@ -76,8 +72,8 @@ def test_stream_with_usage_in_every_chunk(client: openai.OpenAI, core: FakeCore,
     assert chunks[-1].usage == last.usage
 
 
-def test_chat(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
-    core.script = say(ids(tokenizer, STORY))
+def test_chat(client: openai.OpenAI, core: FakeCore):
+    core.script = say(ids(STORY))
     messages = [
         {"role": "developer", "content": "Tell."},
         {"role": "user", "content": [{"type": "text", "text": "Go"}]},
@@ -88,16 +84,16 @@ def test_chat(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", STORY, "length")
     prompt = tokens_of(core.submits[0].prompt)
     plain = [{"role": "system", "content": "Tell."}, {"role": "user", "content": "Go"}]
-    assert prompt == ids(tokenizer, tokenizer.render_chat(plain, None, {}))
+    assert prompt == ids(TOKENIZER.render_chat(plain, None, {}))
     assert core.submits[0].params.max_tokens == 2048 - len(prompt)
-    assert core.submits[0].params.stop_token_ids == tokenizer.eos_token_ids
+    assert core.submits[0].params.stop_token_ids == TOKENIZER.eos_token_ids
     # What the API returned can be sent back as it is.
     again = [*messages, choice.message.model_dump(), {"role": "user", "content": "More"}]
     assert client.chat.completions.create(model=MODEL, messages=again).choices[0].message.content == STORY
 
 
-def test_chat_stream(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
-    core.script = say(ids(tokenizer, STORY), pause_s=0.002)
+def test_chat_stream(client: openai.OpenAI, core: FakeCore):
+    core.script = say(ids(STORY), pause_s=0.002)
     chunks = list(
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Go"}], stream=True)
     )
@@ -109,14 +105,14 @@ def test_chat_stream(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
 
 
-def test_the_stop_token_is_counted_and_not_shown(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
-    core.script = say([*ids(tokenizer, "Fine."), *ids(tokenizer, "!")], "stop")
+def test_the_stop_token_is_counted_and_not_shown(client: openai.OpenAI, core: FakeCore):
+    core.script = say([*ids("Fine."), *ids("!")], "stop")
     answer = client.completions.create(model=MODEL, prompt="How?")
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Fine.", "stop")
-    assert answer.usage.completion_tokens == len(ids(tokenizer, "Fine.")) + 1
+    assert answer.usage.completion_tokens == len(ids("Fine.")) + 1
 
 
-def test_prompt_lists_and_n(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+def test_prompt_lists_and_n(client: openai.OpenAI, core: FakeCore):
     prompts = ["first", "the second", "3"]
     for stream in (False, True):
         answer = client.completions.create(model=MODEL, prompt=prompts, n=2, stream=stream)
@@ -126,32 +122,32 @@ def test_prompt_lists_and_n(client: openai.OpenAI, core: FakeCore, tokenizer: To
                 texts[choice.index] += choice.text
         assert texts == ["first", "first", "the second", "the second", "3", "3"]
     requests = core.submits[:3]
-    assert [tokens_of(request.prompt) for request in requests] == [ids(tokenizer, prompt) for prompt in prompts]
+    assert [tokens_of(request.prompt) for request in requests] == [ids(prompt) for prompt in prompts]
     assert len({request.params.seed for request in requests}) == 3  # equal prompts must not answer alike
     answer = client.completions.create(model=MODEL, prompt=prompts, n=2)
     assert [choice.index for choice in answer.choices] == list(range(6))
-    assert answer.usage.prompt_tokens == sum(len(ids(tokenizer, prompt)) for prompt in prompts)
+    assert answer.usage.prompt_tokens == sum(len(ids(prompt)) for prompt in prompts)
     assert answer.usage.completion_tokens == 2 * answer.usage.prompt_tokens
     assert answer.usage.prompt_tokens_details.cached_tokens == 6
 
 
-def test_token_ids_as_prompts(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
-    some, more = ids(tokenizer, "some words"), ids(tokenizer, "more")
+def test_token_ids_as_prompts(client: openai.OpenAI, core: FakeCore):
+    some, more = ids("some words"), ids("more")
     assert client.completions.create(model=MODEL, prompt=some).choices[0].text == "some words"
     answer = client.completions.create(model=MODEL, prompt=[some, more])
     assert [choice.text for choice in answer.choices] == ["some words", "more"]
 
 
-def test_streams_of_several_choices_interleave(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
-    core.script = say(ids(tokenizer, STORY), pause_s=0.01)
+def test_streams_of_several_choices_interleave(client: openai.OpenAI, core: FakeCore):
+    core.script = say(ids(STORY), pause_s=0.01)
     stream = client.completions.create(model=MODEL, prompt="x", n=3, stream=True, max_tokens=100)
     order = [chunk.choices[0].index for chunk in stream]
     assert order != sorted(order)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool):
-    core.script = say(ids(tokenizer, STORY), pause_s=0.01)
+def test_stop_strings(client: openai.OpenAI, core: FakeCore, stream: bool):
+    core.script = say(ids(STORY), pause_s=0.01)
     answer = client.completions.create(model=MODEL, prompt="x", max_tokens=200, stop=["the mo", "never"], stream=stream)
     parts = list(answer) if stream else [answer]
     assert "".join(part.choices[0].text for part in parts) == STORY[: STORY.index("the mo")]
@@ -160,9 +156,9 @@ def test_stop_strings(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenize
     assert (core.cancels[0].request_id, core.cancels[0].index) == (core.submits[0].request_id, 0)
 
 
-def test_stop_string_of_one_choice_leaves_the_others(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+def test_stop_string_of_one_choice_leaves_the_others(client: openai.OpenAI, core: FakeCore):
     def script(submit) -> Step:
-        for number, token in enumerate(words := ids(tokenizer, "one two three four")):
+        for number, token in enumerate(words := ids("one two three four")):
             end = "length" if number == len(words) - 1 else None
             other = words[-1 - number]
             yield outputs(delta(submit, [token], end), delta(submit, [other], end, index=1))
@@ -175,7 +171,7 @@ def test_stop_string_of_one_choice_leaves_the_others(client: openai.OpenAI, core
     assert [cancel.index for cancel in core.cancels] == [0]
 
 
-def test_sampling_parameters_reach_the_core(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+def test_sampling_parameters_reach_the_core(client: openai.OpenAI, core: FakeCore):
     extra = {"top_k": 7, "min_p": 0.25, "ignore_eos": True, "stop_token_ids": [5, 6], "cache_salt": "tenant"}
     client.completions.create(
         model=MODEL, prompt="x", temperature=0.5, top_p=0.75, seed=42, n=3, user="me", best_of=3, extra_body=extra
@@ -190,7 +186,7 @@ def test_sampling_parameters_reach_the_core(client: openai.OpenAI, core: FakeCor
     recommended = json.loads((DEMO_MODEL_DIR / "generation_config.json").read_text())
     assert (params.temperature, params.top_p) == (recommended["temperature"], recommended["top_p"])
     assert (params.top_k, params.min_p) == (0, 0.0)
-    assert (params.seed, params.stop_token_ids) == (2**63 - 1, (*tokenizer.eos_token_ids, 5))
+    assert (params.seed, params.stop_token_ids) == (2**63 - 1, (*TOKENIZER.eos_token_ids, 5))
 
 
 def test_without_a_seed_each_request_has_its_own(client: openai.OpenAI, core: FakeCore):
@@ -217,7 +213,7 @@ def test_tools_reach_the_template_unless_forbidden(client: openai.OpenAI, core: 
 
 
 @pytest.mark.parametrize("when", ["before the first token", "in the stream", "without a stream"])
-def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: FakeCore, tokenizer: Tokenizer, when: str):
+def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: FakeCore, when: str):
     wait_s = 0.02 if when == "in the stream" else 30.0
     if when == "in the stream":
         core.script = say([11] * 1000, pause_s=wait_s)
@@ -235,8 +231,8 @@ def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: Fake
     assert core.cancels[0].request_id == core.submits[0].request_id
 
 
-def test_streaming_and_not_streaming_give_the_same_text(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
-    tokens = [*ids(tokenizer, STORY), *list(range(200, 260)), 2046, *ids(tokenizer, "🦊")[:1]]
+def test_streaming_and_not_streaming_give_the_same_text(client: openai.OpenAI, core: FakeCore):
+    tokens = [*ids(STORY), *list(range(200, 260)), 2046, *ids("🦊")[:1]]
     core.script = say(tokens, per_step=3)
     whole = client.completions.create(model=MODEL, prompt="x", max_tokens=500).choices[0].text
     stream = client.completions.create(model=MODEL, prompt="x", max_tokens=500, stream=True)
@@ -246,23 +242,21 @@ def test_streaming_and_not_streaming_give_the_same_text(client: openai.OpenAI, c
 # --- log-probabilities, and what else a request may ask of its tokens ---
 
 
-def check_chat_logprobs(entries: list, tokens: list[int], num_top: int, tokenizer: Tokenizer) -> None:
+def check_chat_logprobs(entries: list, tokens: list[int], num_top: int) -> None:
     """What the fake core said of these tokens."""
     rows, values = logprobs_of(tokens, 1 + num_top)
     assert [entry.logprob for entry in entries] == [row[0] for row in values]
     assert [[top.logprob for top in entry.top_logprobs] for entry in entries] == [row[1:] for row in values]
     for entry, row in zip(entries, rows, strict=True):
         for named, token in zip([entry, *entry.top_logprobs], row, strict=True):
-            data = tokenizer.all_token_bytes[token]
+            data = TOKENIZER.all_token_bytes[token]
             assert (named.token, bytes(named.bytes)) == (data.decode(errors="replace"), data)
 
 
 @pytest.mark.parametrize("num_top", [0, 4, 20])
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_of_a_chat(
-    client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool, num_top: int
-):
-    tokens = [*ids(tokenizer, STORY), tokenizer.eos_token_ids[0]]
+def test_log_probabilities_of_a_chat(client: openai.OpenAI, core: FakeCore, stream: bool, num_top: int):
+    tokens = [*ids(STORY), TOKENIZER.eos_token_ids[0]]
     core.script = say(tokens, "stop", per_step=2)
     messages = [{"role": "user", "content": "Go"}]
     asked = {"logprobs": True, "top_logprobs": num_top} if num_top else {"logprobs": True}
@@ -272,7 +266,7 @@ def test_log_probabilities_of_a_chat(
     for index in (0, 1):
         of_choice = [choice.logprobs for choice in choices if choice.index == index and choice.logprobs]
         assert all(logprobs.refusal is None for logprobs in of_choice)
-        check_chat_logprobs([entry for logprobs in of_choice for entry in logprobs.content], tokens, num_top, tokenizer)
+        check_chat_logprobs([entry for logprobs in of_choice for entry in logprobs.content], tokens, num_top)
     if stream:
         assert choices[0].logprobs is None, "the opening chunk"
         assert len({id(choice) for choice in choices if choice.logprobs}) > 2
@@ -280,10 +274,8 @@ def test_log_probabilities_of_a_chat(
 
 @pytest.mark.parametrize("num_top", [0, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_of_completions(
-    client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool, num_top: int
-):
-    tokens = ids(tokenizer, STORY)
+def test_log_probabilities_of_completions(client: openai.OpenAI, core: FakeCore, stream: bool, num_top: int):
+    tokens = ids(STORY)
     core.script = say(tokens, per_step=2)
     answer = client.completions.create(
         model=MODEL, prompt=["x", "y"], max_tokens=200, logprobs=num_top, stream=stream, stop=["never"]
@@ -297,7 +289,7 @@ def test_log_probabilities_of_completions(
             [entry for part in of_choice for entry in getattr(part, name)]
             for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         )
-        names = [[tokenizer.token_texts.of(token).text for token in row] for row in rows]
+        names = [[TOKENIZER.token_texts.of(token).text for token in row] for row in rows]
         assert tokens_told == [row[0] for row in names]
         assert logprobs == [row[0] for row in values]
         assert [set(likely) for likely in top] == [set(row) for row in names]
@@ -314,7 +306,7 @@ def test_none_are_sent_that_no_client_asked_for(client: openai.OpenAI, core: Fak
     assert [submit.params.constraints for submit in core.submits] == [None, None]
 
 
-def test_constraints_reach_the_core(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer):
+def test_constraints_reach_the_core(client: openai.OpenAI, core: FakeCore):
     extra = {"repetition_penalty": 1.25, "min_tokens": 3, "bad_words": ["fox"], "allowed_token_ids": [7, 5, 7]}
     openai_has = {"presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": {"5": -100, "6": 1}}
     messages = [{"role": "user", "content": "Go"}]
@@ -334,7 +326,7 @@ def test_constraints_reach_the_core(client: openai.OpenAI, core: FakeCore, token
     )
     assert tokens_of(constraints.bias_token_ids) == [5, 6]
     assert tokens_of(constraints.allowed_token_ids) == [7, 5]
-    assert ids(tokenizer, "fox") in [tokens_of(word) for word in constraints.bad_words]
+    assert ids("fox") in [tokens_of(word) for word in constraints.bad_words]
 
 
 class Point(pydantic.BaseModel):
@@ -343,11 +335,9 @@ class Point(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_schema_reaches_the_core_as_a_grammar(
-    client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool
-):
+def test_a_schema_reaches_the_core_as_a_grammar(client: openai.OpenAI, core: FakeCore, stream: bool):
     """OpenAI's client makes the schema of a class, and an object of the class of the answer."""
-    core.script = say([*ids(tokenizer, '{"x": 5, "name": "b"}'), tokenizer.eos_token_ids[0]], "stop")
+    core.script = say([*ids('{"x": 5, "name": "b"}'), TOKENIZER.eos_token_ids[0]], "stop")
     messages = [{"role": "user", "content": "Go"}]
     if stream:
         with client.chat.completions.stream(model=MODEL, messages=messages, response_format=Point) as events:
@@ -356,12 +346,10 @@ def test_a_schema_reaches_the_core_as_a_grammar(
         answer = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Point)
     assert answer.choices[0].message.parsed == Point(x=5, name="b")
     [submit] = core.submits
-    matcher = LLMatcher(LLTokenizer(str(tokenizer.folder / "tokenizer.json")), submit.params.constraints.grammar)
-    assert tokenizer.eos_token_ids[0] in submit.params.stop_token_ids
-    assert matcher.validate_tokens(ids(tokenizer, '{"x": 5, "name": "c"}')) < len(
-        ids(tokenizer, '{"x": 5, "name": "c"}')
-    )
-    assert matcher.consume_tokens(ids(tokenizer, '{"x": 5, "name": "b"}'))
+    matcher = LLMatcher(LLTokenizer(str(TOKENIZER.folder / "tokenizer.json")), submit.params.constraints.grammar)
+    assert TOKENIZER.eos_token_ids[0] in submit.params.stop_token_ids
+    assert matcher.validate_tokens(ids('{"x": 5, "name": "c"}')) < len(ids('{"x": 5, "name": "c"}'))
+    assert matcher.consume_tokens(ids('{"x": 5, "name": "b"}'))
     assert matcher.is_accepting()
 
 
@@ -398,9 +386,9 @@ def test_a_refused_grammar_says_why(client: openai.OpenAI, core: FakeCore):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_text_ends_with(client: openai.OpenAI, core: FakeCore, tokenizer: Tokenizer, stream: bool):
-    eos = tokenizer.eos_token_ids[0]
-    core.script = say([*ids(tokenizer, "one two one two"), eos, *ids(tokenizer, " three"), eos], "stop")
+def test_what_the_text_ends_with(client: openai.OpenAI, core: FakeCore, stream: bool):
+    eos = TOKENIZER.eos_token_ids[0]
+    core.script = say([*ids("one two one two"), eos, *ids(" three"), eos], "stop")
 
     def text_of(**extra: object) -> str:
         answer = client.completions.create(
@@ -408,12 +396,12 @@ def test_what_the_text_ends_with(client: openai.OpenAI, core: FakeCore, tokenize
         )
         return "".join(part.choices[0].text for part in (answer if stream else [answer]))
 
-    name = tokenizer.all_token_bytes[eos].decode()
+    name = TOKENIZER.all_token_bytes[eos].decode()
     assert text_of() == "one two one two three"
     assert text_of(skip_special_tokens=False) == f"one two one two{name} three"
     assert text_of(skip_special_tokens=False, include_stop_str_in_output=True) == f"one two one two{name} three{name}"
     assert text_of(stop=[" two"]) == "one"
     assert text_of(stop=[" two"], include_stop_str_in_output=True) == "one two"
-    min_tokens = len(ids(tokenizer, "one two"))
+    min_tokens = len(ids("one two"))
     assert text_of(stop=[" two"], min_tokens=min_tokens) == "one two one"
     assert core.submits[-1].params.constraints == m.Constraints(min_tokens=min_tokens)

@@ -1,40 +1,30 @@
 """The published openai client, unchanged: tools, thoughts, and whatever other clients add to their requests."""
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import openai
 import pydantic
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
-from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
-from tests.frontend.answers.test_message_text import ANSWER, EOS, TOKENIZER, ids
-from tests.frontend.fake_core import FakeCore, say, tokens_of
-from tests.frontend.harness import Frontend, running_frontend
+from tests.frontend.answers.texts import ANSWER
 from tests.frontend.sse import Event, events_after, events_of
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.frontend.thinker import CALL, CITY, accepts, answering, prompt_of, running_thinker
+from tests.support.demo_tokenizer import ids
+from tests.support.fake_core import FakeCore
+from tests.support.frontend_process import Frontend
 
 MODEL = "thinker"
 USER = [{"role": "user", "content": "Rain?"}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": CITY}}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
     """A model with Qwen3's habits and the demo model's tokens, under two names."""
-    folder = tmp_path_factory.mktemp("model")
-    for path in DEMO_MODEL_DIR.glob("*.json"):
-        shutil.copy(path, folder)
-    Path(folder, "chat_template.jinja").write_text(QWEN3_LIKE)
-    names = ("--served-model-name", MODEL, "--served-model-name", "other")
-    with running_frontend("--model", str(folder), *names, "--allow-unknown") as frontend:
+    options = ("--served-model-name", "other", "--allow-unknown")
+    with running_thinker(tmp_path_factory.mktemp("model"), *options, name=MODEL) as frontend:
         yield frontend
 
 
@@ -48,26 +38,6 @@ def core(thinker: Frontend) -> FakeCore:
 def client(thinker: Frontend, core: FakeCore) -> Iterator[openai.OpenAI]:
     with thinker.client() as client:
         yield client
-
-
-def answering(core: FakeCore, text: str, **more: float) -> None:
-    core.script = say([*ids(text), EOS], "stop", **more)
-
-
-def grammar_of(submit: m.Submit) -> LLMatcher:
-    assert submit.params.constraints is not None
-    return LLMatcher(
-        LLTokenizer(str(TOKENIZER.folder / "tokenizer.json"), eos_token=[EOS]), submit.params.constraints.grammar
-    )
-
-
-def accepts(submit: m.Submit, text: str) -> bool:
-    matcher = grammar_of(submit)
-    return (
-        matcher.validate_tokens(ids(text)) == len(ids(text))
-        and matcher.consume_tokens(ids(text))
-        and (matcher.is_accepting())
-    )
 
 
 def test_an_agents_turns(client: openai.OpenAI, core: FakeCore):
@@ -86,7 +56,7 @@ def test_an_agents_turns(client: openai.OpenAI, core: FakeCore):
     second = client.chat.completions.create(model="other", messages=turns, tools=[WEATHER])
     assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("It rains.", "stop")
     assert (second.choices[0].message.tool_calls, second.model) == (None, MODEL)
-    prompt = TOKENIZER._tokenizer.decode(tokens_of(core.submits[1].prompt), skip_special_tokens=False)
+    prompt = prompt_of(core.submits[1])
     assert CALL in prompt
     assert "<tool_response>\nrain\n</tool_response>" in prompt
 

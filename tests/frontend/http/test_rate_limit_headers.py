@@ -11,8 +11,9 @@ import pytest
 from common import messages as m
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from scheduler_svc.frontend.http.rate_limit_headers import duration
-from tests.frontend.fake_core import FakeCore, Step, delta, echo, outputs
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.fake_core import FakeCore, Step, delta, echo, outputs
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 from tests.support.pooling_folders import make_reranker
 
 KEYS = [
@@ -73,7 +74,7 @@ def over_limit(submit: m.Submit) -> Iterator[Step]:
 
 
 def post(frontend: Frontend, path: str, body: object, headers: dict[str, str] = ALICE) -> httpx.Response:
-    return httpx.post(f"{frontend.url}{path}", json=body, headers=headers, timeout=20)
+    return http.post(f"{frontend.url}{path}", json=body, headers=headers)
 
 
 @pytest.mark.parametrize("path", WAYS)
@@ -95,7 +96,7 @@ def test_streams_say_it_before_their_first_token(frontend: Frontend, core: FakeC
 
     core.script = slow
     body = COMPLETION | {"stream": True}
-    with httpx.stream("POST", f"{frontend.url}/v1/completions", json=body, headers=ALICE, timeout=20) as answer:
+    with http.stream("POST", f"{frontend.url}/v1/completions", json=body, headers=ALICE) as answer:
         assert answer.headers.items() >= HEADERS.items()
 
 

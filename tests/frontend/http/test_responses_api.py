@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 from pydantic import BaseModel
 
 from common import messages as m
 from scheduler_svc.frontend.storing.responses import MAX_OPEN
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.store import responses
 from scheduler_svc.store.database import connect
-from tests.frontend.fake_core import FakeCore, say, tokens_of
-from tests.frontend.harness import MODEL, Frontend, assert_openai_shape, running_frontend
 from tests.store.rows import response
+from tests.support.demo_tokenizer import decoded, ids
+from tests.support.fake_core import FakeCore, say, tokens_of
+from tests.support.frontend_process import MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 
 HELLO = {"model": MODEL, "input": "hello there", "max_output_tokens": 7}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
@@ -42,41 +42,41 @@ def client(frontend: Frontend) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def prompt_of(core: FakeCore, tokenizer: Tokenizer) -> str:
+def prompt_of(core: FakeCore) -> str:
     """What the model was told last."""
-    return b"".join(tokenizer.all_token_bytes[token] for token in tokens_of(core.submits[-1].prompt)).decode()
+    return decoded(tokens_of(core.submits[-1].prompt))
 
 
-def test_a_whole_response_is_what_is_stored(client, core, tokenizer):
-    core.script = say(tokenizer.encode(["Good day!"], add_special_tokens=False)[0])
+def test_a_whole_response_is_what_is_stored(client, core):
+    core.script = say(ids("Good day!"))
     response = client.responses.create(**HELLO, instructions="Be brief.", metadata={"a": "b"}, temperature=0.5)
     assert (response.status, response.output_text) == ("incomplete", "Good day!")
     assert response.incomplete_details.reason == "max_output_tokens"
     assert (response.instructions, response.metadata, response.temperature) == ("Be brief.", {"a": "b"}, 0.5)
     assert response.usage.input_tokens == len(tokens_of(core.submits[-1].prompt))
     assert client.responses.retrieve(response.id) == response
-    assert "Be brief." in prompt_of(core, tokenizer)
-    assert prompt_of(core, tokenizer).index("Be brief.") < prompt_of(core, tokenizer).index("hello there")
+    assert "Be brief." in prompt_of(core)
+    assert prompt_of(core).index("Be brief.") < prompt_of(core).index("hello there")
 
 
-def test_a_stream_and_what_it_stored_are_equal(client, core, tokenizer):
+def test_a_stream_and_what_it_stored_are_equal(client, core):
     events = list(client.responses.create(**HELLO, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[0].type == "response.created"
     assert events[-1].type == "response.incomplete"
     assert client.responses.retrieve(events[-1].response.id) == events[-1].response
-    core.script = say(tokenizer.encode(["Good day!"], add_special_tokens=False)[0], "stop")
+    core.script = say(ids("Good day!"), "stop")
     with client.responses.stream(**HELLO) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         assert stream.get_final_response().output_text == text
 
 
-def test_a_conversation_sends_what_is_new_alone(client, core, tokenizer):
-    core.script = say(tokenizer.encode(["Good day!"], add_special_tokens=False)[0])
+def test_a_conversation_sends_what_is_new_alone(client, core):
+    core.script = say(ids("Good day!"))
     first = client.responses.create(**HELLO)
     second = client.responses.create(model=MODEL, input="again", previous_response_id=first.id, max_output_tokens=3)
     assert second.previous_response_id == first.id
-    prompt = prompt_of(core, tokenizer)
+    prompt = prompt_of(core)
     assert prompt.index("hello there") < prompt.index("Good day!") < prompt.index("again")
     items = client.responses.input_items.list(second.id).data
     assert [item.content[0].text for item in items] == ["again"], "its own items"
@@ -85,8 +85,8 @@ def test_a_conversation_sends_what_is_new_alone(client, core, tokenizer):
         client.responses.create(model=MODEL, input="again", previous_response_id=second.id)
 
 
-def test_items_are_referred_to_and_calls_and_thoughts_come_back(client, core, tokenizer):
-    core.script = say(tokenizer.encode(["Good day!"], add_special_tokens=False)[0])
+def test_items_are_referred_to_and_calls_and_thoughts_come_back(client, core):
+    core.script = say(ids("Good day!"))
     first = client.responses.create(**HELLO)
     said = first.output[0]
     asked = [
@@ -98,7 +98,7 @@ def test_items_are_referred_to_and_calls_and_thoughts_come_back(client, core, to
         {"role": "user", "content": "two"},
     ]
     second = client.responses.create(model=MODEL, input=asked, max_output_tokens=3)
-    prompt = prompt_of(core, tokenizer)
+    prompt = prompt_of(core)
     assert prompt.index("one") < prompt.index("Good day!") < prompt.index("it rains") < prompt.index("two")
     listed = list(client.responses.input_items.list(second.id, order="asc", limit=2))
     assert [item.type for item in listed] == [
@@ -152,7 +152,7 @@ def test_half_a_character_is_refused(frontend, field):
     value = {"a": "\ud83e"} if field == "metadata" else "\ud83e"
     body = json.dumps(HELLO | {field: value}).encode()
     headers = {"authorization": "Bearer alpha", "content-type": "application/json"}
-    assert_openai_shape(httpx.post(f"{frontend.url}/v1/responses", content=body, headers=headers), 400)
+    assert_openai_shape(http.post(f"{frontend.url}/v1/responses", content=body, headers=headers), 400)
 
 
 def test_log_probabilities_come_with_the_text_and_are_bounded(client, core, monkeypatch):
@@ -165,11 +165,11 @@ def test_log_probabilities_come_with_the_text_and_are_bounded(client, core, monk
     assert core.submits[-1].params.max_tokens <= 2**16 // 21, "as many as may be"
 
 
-def test_text_by_schema_reaches_the_core_as_a_grammar(client, core, tokenizer):
+def test_text_by_schema_reaches_the_core_as_a_grammar(client, core):
     class Answer(BaseModel):
         name: str
 
-    core.script = say(tokenizer.encode(['{"name": "x"}'], add_special_tokens=False)[0])
+    core.script = say(ids('{"name": "x"}'))
     response = client.responses.parse(**HELLO, text_format=Answer)
     assert response.output_parsed == Answer(name="x")
     assert core.submits[-1].params.constraints.grammar
@@ -208,8 +208,8 @@ def test_a_key_has_so_many_responses_in_the_background(client, store_folder):
     assert client.responses.create(**HELLO, background=True).status == "queued"
 
 
-def test_a_failure_after_the_headers_is_stored(frontend, core, client, tokenizer):
-    core.script = lambda submit: _fails(submit, tokenizer)
+def test_a_failure_after_the_headers_is_stored(frontend, core, client):
+    core.script = _fails
     events = list(client.responses.create(**HELLO, stream=True))
     assert events[-1].type == "response.failed"
     failed = events[-1].response
@@ -217,8 +217,8 @@ def test_a_failure_after_the_headers_is_stored(frontend, core, client, tokenizer
     assert client.responses.retrieve(failed.id) == failed
 
 
-def _fails(submit: m.Submit, tokenizer: Tokenizer):
-    yield from list(say(tokenizer.encode(["some text"], add_special_tokens=False)[0])(submit))[:-1]
+def _fails(submit: m.Submit):
+    yield from list(say(ids("some text"))(submit))[:-1]
     ending = m.TokenDelta(request_id=submit.request_id, index=0, token_ids=b"", finish_reason="error", error="it broke")
     yield m.Outputs(number=0, deltas=(ending,))
 
@@ -264,7 +264,7 @@ def test_the_store_is_full(frontend):
     ids=lambda each: each if isinstance(each, str) else json.dumps(each)[:40],
 )
 def test_what_is_refused(frontend, body, param):
-    answer = httpx.post(
+    answer = http.post(
         f"{frontend.url}/v1/responses", json={"model": MODEL, **body}, headers={"authorization": "Bearer alpha"}
     )
     error = assert_openai_shape(answer, 400)
@@ -275,7 +275,7 @@ def test_what_is_refused(frontend, body, param):
 @pytest.mark.parametrize("path", ["", "/input_items", "/cancel"])
 def test_ids_that_are_none(frontend, name, path):
     method = "POST" if path == "/cancel" else "GET"
-    answer = httpx.request(
+    answer = http.request(
         method, f"{frontend.url}/v1/responses/{name}{path}", headers={"authorization": "Bearer alpha"}
     )
     assert assert_openai_shape(answer, 404)["code"] == "response_not_found"
@@ -287,14 +287,14 @@ def test_ids_that_are_none(frontend, name, path):
 def test_queries_that_are_none(frontend, client, query):
     response = client.responses.create(**HELLO)
     url = f"{frontend.url}/v1/responses/{response.id}?{query}"
-    error = assert_openai_shape(httpx.get(url, headers={"authorization": "Bearer alpha"}), 400)
+    error = assert_openai_shape(http.get(url, headers={"authorization": "Bearer alpha"}), 400)
     assert error["param"] == query.split("=")[0]
 
 
 def test_the_stream_of_a_request_by_its_id_is_not_that_of_a_response(frontend, client):
     response = client.responses.create(**HELLO)
     url = f"{frontend.url}/v1/requests/{response.id}/events"
-    assert httpx.get(url, headers={"authorization": "Bearer alpha"}).status_code == 404
+    assert http.get(url, headers={"authorization": "Bearer alpha"}).status_code == 404
 
 
 def test_without_a_store():

@@ -7,24 +7,26 @@ import openai
 import pytest
 
 from common import messages as m
-from tests.frontend.fake_core import FakeCore, Step, delta, outputs, say, silence
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape
 from tests.frontend.sse import Event, events_after, events_in, events_of, text_of
+from tests.support.demo_tokenizer import ids
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, Step, delta, outputs, say, silence
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape
+from tests.support.plain_http import NO_TLS, http
 
 STREAM = COMPLETION | {"stream": True, "max_tokens": 1000}
 WORDS = list(range(300, 340))
-ids = iter(f"my.own_id-{i}" for i in range(10**6))
+names = iter(f"my.own_id-{i}" for i in range(10**6))
 
 
 @pytest.fixture
 def request_id() -> str:
-    return next(ids)
+    return next(names)
 
 
 def open_stream(frontend: Frontend, body: dict) -> httpx.Response:
     """A stream that is being read; to be closed by the test."""
-    client = httpx.Client(timeout=20)
+    client = httpx.Client(timeout=20, verify=NO_TLS)
     request = client.build_request("POST", f"{frontend.url}/v1/completions", json=body)
     return client.send(request, stream=True)
 
@@ -118,7 +120,7 @@ def test_a_connection_that_came_back_breaks_again(frontend: Frontend, core: Fake
         first = events_in(open_stream(frontend, STREAM | {"request_id": name, "resumable": resumable}))
         next(first)
         url = f"{frontend.url}/v1/requests/{name}/events"
-        with httpx.Client(timeout=20) as client, client.stream("GET", url) as second:
+        with httpx.Client(timeout=20, verify=NO_TLS) as client, client.stream("GET", url) as second:
             assert next(events_in(second)).id
         assert list(first)[-1].data["error"]["code"] == "taken_over"
     eventually(lambda: core.detaches and core.cancels, 5)
@@ -163,7 +165,7 @@ def test_several_connections_at_once(frontend: Frontend, core: FakeCore, request
     core.script = say(WORDS, pause_s=0.02)
     stream = open_stream(frontend, STREAM | {"request_id": request_id})
     url = f"{frontend.url}/v1/requests/{request_id}/events"
-    with httpx.Client(timeout=20) as client:
+    with httpx.Client(timeout=20, verify=NO_TLS) as client:
         streams = [client.send(client.build_request("GET", url), stream=True) for _ in range(3)]
         events = [list(events_in(answer)) for answer in (stream, *streams)]
     assert [ended[-1].data for ended in events].count("[DONE]") == 1
@@ -176,7 +178,7 @@ def test_several_connections_at_once(frontend: Frontend, core: FakeCore, request
 def test_an_unknown_request(frontend: Frontend, request_id: str, event_id: str):
     error = assert_openai_shape(events_after(frontend, request_id, event_id), 404)
     assert (error["code"], error["param"]) == ("request_not_found", "request_id")
-    assert_openai_shape(httpx.delete(f"{frontend.url}/v1/requests/{request_id}"), 404)
+    assert_openai_shape(http.delete(f"{frontend.url}/v1/requests/{request_id}"), 404)
 
 
 @pytest.mark.parametrize("event_id", ["x", "1.2", "end.1", "1!!"])
@@ -221,8 +223,8 @@ def test_what_the_core_is_told_of_a_request(frontend: Frontend, core: FakeCore, 
     assert not core.submits[1].context  # once is enough
 
 
-def test_a_stop_string_is_found_again(frontend: Frontend, core: FakeCore, tokenizer, request_id: str):
-    core.script = say(tokenizer.encode(["one two three four five six"], add_special_tokens=False)[0], pause_s=0.01)
+def test_a_stop_string_is_found_again(frontend: Frontend, core: FakeCore, request_id: str):
+    core.script = say(ids("one two three four five six"), pause_s=0.01)
     body = STREAM | {"request_id": request_id, "resumable": True, "stop": [" four"]}
     events = events_of(frontend.post("/v1/completions", body).content)
     assert text_of(events) == "one two three"
@@ -235,11 +237,9 @@ def test_a_stop_string_is_found_again(frontend: Frontend, core: FakeCore, tokeni
 
 
 @pytest.mark.parametrize("replay_size", [1, 7, 1000])
-def test_log_probabilities_go_on_after_any_event(
-    frontend: Frontend, core: FakeCore, tokenizer, request_id: str, replay_size: int
-):
+def test_log_probabilities_go_on_after_any_event(frontend: Frontend, core: FakeCore, request_id: str, replay_size: int):
     """The other connection knows from the request's context how many there are, and which tokens have text."""
-    tokens = tokenizer.encode(["one <|im_end|>two 月 three four"], add_special_tokens=False)[0]
+    tokens = ids("one <|im_end|>two 月 three four")
     core.script, core.replay_size = say(tokens, pause_s=0.005), replay_size
     asked = {"logprobs": 2, "stop": " four", "include_stop_str_in_output": True, "skip_special_tokens": False}
     body = STREAM | asked | {"request_id": request_id, "resumable": True, "n": 2, "min_tokens": 1}
@@ -302,7 +302,7 @@ def test_deleting_what_is_being_read_here(frontend: Frontend, core: FakeCore, re
         open_stream(frontend, STREAM | {"request_id": request_id, "resumable": True, "prompt": ["x", "y"]})
     )
     next(events)
-    answer = httpx.delete(f"{frontend.url}/v1/requests/{request_id}")
+    answer = http.delete(f"{frontend.url}/v1/requests/{request_id}")
     assert (answer.status_code, answer.content) == (204, b"")
     assert list(events)[-1].data["error"]["code"] == "cancelled"
     eventually(lambda: cancelled(core, request_id) == {f"{request_id}-0", f"{request_id}-1"}, 5)
@@ -312,7 +312,7 @@ def test_deleting_what_nobody_reads(frontend: Frontend, core: FakeCore, request_
     core.script = say(WORDS, pause_s=0.05)
     take(open_stream(frontend, STREAM | {"request_id": request_id, "prompt": ["x", "y"], "resumable": True}), 2)
     eventually(lambda: core.detaches, 5)
-    assert httpx.delete(f"{frontend.url}/v1/requests/{request_id}").status_code == 204
+    assert http.delete(f"{frontend.url}/v1/requests/{request_id}").status_code == 204
     eventually(lambda: cancelled(core, request_id) == {f"{request_id}-0", f"{request_id}-1"}, 5)
     *_, last = events_of(events_after(frontend, request_id).content)
     assert last.data["error"]["code"] == "cancelled"
@@ -320,5 +320,5 @@ def test_deleting_what_nobody_reads(frontend: Frontend, core: FakeCore, request_
 
 def test_deleting_what_has_ended(frontend: Frontend, core: FakeCore, request_id: str):
     events = frontend.post("/v1/completions", STREAM | {"request_id": request_id, "resumable": True}).content
-    assert httpx.delete(f"{frontend.url}/v1/requests/{request_id}").status_code == 204
+    assert http.delete(f"{frontend.url}/v1/requests/{request_id}").status_code == 204
     assert events_after(frontend, request_id).content == events

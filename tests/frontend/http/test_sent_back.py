@@ -1,20 +1,17 @@
 """What the service answers can be sent back, however the answer ended, also if the template walks through arguments."""
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import anthropic
 import pytest
 
 from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import FakeCore, say, tokens_of
-from tests.frontend.harness import Frontend, running_frontend
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.frontend.thinker import prompt_of, running_thinker
+from tests.support.chat_templates import QWEN3_LIKE
+from tests.support.demo_tokenizer import ids
+from tests.support.fake_core import FakeCore, say
+from tests.support.frontend_process import Frontend
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 WRITTEN = "call.arguments if call.arguments is string else call.arguments | tojson"
 WALKS = QWEN3_LIKE.replace(
     "{{- " + WRITTEN + " }}", "{%- for k, v in call.arguments|items %}{{ k }}={{ v }};{% endfor %}"
@@ -31,12 +28,8 @@ TEXT = f"<think>\nI look.\n</think>\n\n{CALL}"
 @pytest.fixture(scope="module")
 def shared_frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
     assert WRITTEN not in WALKS
-    folder = tmp_path_factory.mktemp("model")
-    for path in DEMO_MODEL_DIR.glob("*.json"):
-        shutil.copy(path, folder)
-    Path(folder, "chat_template.jinja").write_text(WALKS)
     store = str(tmp_path_factory.mktemp("store"))
-    with running_frontend("--model", str(folder), "--served-model-name", "m", "--store", store) as frontend:
+    with running_thinker(tmp_path_factory.mktemp("model"), "--store", store, template=WALKS) as frontend:
         yield frontend
 
 
@@ -45,13 +38,13 @@ def answer(request: pytest.FixtureRequest, core: FakeCore) -> str:
     """Make the core answer with the text up to an end."""
     text = TEXT[: TEXT.index(request.param) + len(request.param)]
     reason: m.FinishReason = "stop" if text == TEXT else "length"
-    core.script = say(TOKENIZER.encode([text], add_special_tokens=False)[0], reason)
+    core.script = say(ids(text), reason)
     return text
 
 
 def assert_told(core: FakeCore, answer: str) -> None:
     """The model was told of the call, as far as it came."""
-    prompt = b"".join(TOKENIZER.all_token_bytes[token] for token in tokens_of(core.submits[-1].prompt)).decode()
+    prompt = prompt_of(core.submits[-1])
     assert "Go on." in prompt
     assert ("<tool_call>" in prompt) == ("<tool_call>" in answer)
     assert ("city=K\u00f6" in prompt) == ('"K\u00f6' in answer)
@@ -85,6 +78,6 @@ def test_a_message(answer: str, core: FakeCore, frontend: Frontend):
         first = client.messages.create(messages=[USER], **asked)
         said = {"role": "assistant", "content": [block.model_dump() for block in first.content]}
         client.messages.create(messages=[USER, said, AGAIN] if first.content else [USER, AGAIN], **asked)
-    prompt = b"".join(TOKENIZER.all_token_bytes[token] for token in tokens_of(core.submits[-1].prompt)).decode()
+    prompt = prompt_of(core.submits[-1])
     assert "Go on." in prompt
     assert ("<tool_call>" in prompt) == ("<tool_call>" in answer)

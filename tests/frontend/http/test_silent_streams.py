@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from common import messages as m
-from tests.frontend.fake_core import Step, delta, outputs, say
-from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape, running_frontend
 from tests.frontend.sse import events_of, text_of
+from tests.support.fake_core import Step, delta, outputs, say
+from tests.support.frontend_process import COMPLETION, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 
 STREAM = COMPLETION | {"stream": True, "prompt": "hello"}
 COMMENT = ": keep-alive\n\n"
@@ -31,7 +31,7 @@ def accepting(submit: m.Submit) -> Iterator[Step]:
 
 
 def streamed(frontend: Frontend, **fields: object):
-    return httpx.stream("POST", f"{frontend.url}/v1/completions", json=STREAM | fields, timeout=20)
+    return http.stream("POST", f"{frontend.url}/v1/completions", json=STREAM | fields)
 
 
 def test_headers_and_comments_come_without_any_token(frontend: Frontend):
@@ -99,7 +99,7 @@ def test_the_rest_of_a_stream_that_waits(frontend: Frontend):
     frontend.core.script = accepting
     with streamed(frontend, request_id="waits", resumable=True) as answer:
         next(answer.iter_text())
-    with httpx.stream("GET", f"{frontend.url}/v1/requests/waits/events", timeout=20) as answer:
+    with http.stream("GET", f"{frontend.url}/v1/requests/waits/events") as answer:
         assert answer.status_code == 200
         assert next(text for text in answer.iter_text() if text) == COMMENT
 
@@ -113,6 +113,6 @@ def test_only_resumable_streams_have_ids_and_these_come_after_the_data(frontend:
     *events, done = [part.split("\n") for part in named.decode().split("\n\n") if part]
     assert all(data.startswith("data: ") and name.startswith("id: ") for data, name in events)
     assert done == ["data: [DONE]"]
-    rest = httpx.get(f"{frontend.url}/v1/requests/mine/events").content
+    rest = http.get(f"{frontend.url}/v1/requests/mine/events").content
     assert b"\nid: end\n" in rest or b"!\n\n" in rest
     assert text_of(events_of(rest)) == text_of(events_of(plain)) == text_of(events_of(named)) == "hello"

@@ -2,186 +2,21 @@
 comes twice, and the order is kept, whatever the answer is made of and however its tokens arrive."""
 
 import asyncio
-import json
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
-import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
-from scheduler_svc.frontend.answers import events as answer_events
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
-from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
-from scheduler_svc.frontend.answers.prompt_part import prompts_of
-from scheduler_svc.frontend.answers.rest import rest_of
-from scheduler_svc.frontend.http.streaming import EventStream
-from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import int32, logprob_columns, prompt_rows
+from tests.frontend.answers.broken_streams import ResumableRequest, Seen, Sequence
+from tests.support.demo_tokenizer import EOS, TOKENIZER
 from tests.support.effort import examples
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
-EOS = TOKENIZER.eos_token_ids[0]
 # Characters of several bytes, each of its own token, so that breaks fall inside them; and what a stop string may be of.
 PIECES = ["one", " two", "🦊", "月", "é", " three", "\n", "x"]
 WORDS = [TOKENIZER.encode([piece], add_special_tokens=False)[0] for piece in PIECES]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map(lambda words: [token for word in words for token in word])
-NUM_PROMPT_TOKENS = 10
 STOPS = st.lists(st.sampled_from(["two", "o th", "🦊月", "\n", "xx", "e t"]), max_size=2, unique=True)
-
-
-@dataclass
-class Sequence:
-    """What the core has of one sequence."""
-
-    token_ids: list[int]
-    reason: m.FinishReason
-    num_logprobs: int  # of each token
-    prompt: list[int]
-    num_prompt_logprobs: int  # of each of its tokens; only sequence 0 has them
-    num_told: int = 0  # tokens, on the present connection
-
-    def deltas(self, request_id: str, index: int, sizes: list[int]) -> list[m.TokenDelta]:
-        """All of it, in groups of these sizes over and over."""
-        deltas: list[m.TokenDelta] = []
-        start = turn = 0
-        columns = prompt_rows(self.prompt[1:], self.num_prompt_logprobs)
-        row = 4 * self.num_prompt_logprobs
-        while row and start < len(columns["prompt_logprobs"]):
-            some = slice(start, start + row * sizes[turn % len(sizes)])
-            start, turn = some.stop, turn + 1
-            of_prompt = {name: column[some] for name, column in columns.items()}
-            deltas.append(
-                m.TokenDelta(request_id=request_id, index=index, token_ids=b"", model="abc/float32", **of_prompt)
-            )
-        start, num_of_prompt = 0, len(deltas)
-        while start < len(self.token_ids) or len(deltas) == num_of_prompt:
-            group = self.token_ids[start : start + sizes[turn % len(sizes)]]
-            start, turn = start + sizes[turn % len(sizes)], turn + 1
-            last = self.reason if start >= len(self.token_ids) else None
-            delta = m.TokenDelta(
-                request_id=request_id,
-                index=index,
-                token_ids=int32(group),
-                finish_reason=last,
-                **logprob_columns(group, self.num_logprobs),
-            )
-            deltas.append(msgspec.structs.replace(delta, num_cached_tokens=3, model="" if deltas else "abc/float32"))
-        return deltas
-
-
-class Reader(Protocol):
-    """What a client has of a stream."""
-
-    last_event_id: str
-
-    def take(self, event: bytes) -> None:
-        """One event of the stream."""
-
-
-@dataclass
-class Seen:
-    """What a client has put together from all its connections."""
-
-    last_event_id: str = ""
-    texts: dict[int, str] = field(default_factory=dict)
-    logprobs: dict[int, list] = field(default_factory=dict)
-    openings: list[int] = field(default_factory=list)
-    ends: dict[int, str] = field(default_factory=dict)
-    usage: dict | None = None
-    is_done: bool = False
-
-    def take(self, event: bytes) -> None:
-        """One event of the stream."""
-        fields = dict(line.split(": ", 1) for line in event.decode().split("\n"))
-        assert not self.is_done
-        if fields["data"] == "[DONE]":
-            self.is_done = True
-            return
-        assert self.usage is None
-        self.last_event_id = fields["id"]
-        chunk = json.loads(fields["data"])
-        self.usage = chunk.get("usage")
-        for choice in chunk["choices"]:
-            index = choice["index"]
-            assert index not in self.ends
-            if choice.get("delta", {}).get("role"):
-                assert index not in self.texts
-                self.openings.append(index)
-            self.texts[index] = self.texts.get(index, "") + (
-                choice["text"] if "text" in choice else choice["delta"].get("content", "")
-            )
-            if choice["logprobs"] is not None:
-                names = ("content",) if "delta" in choice else ("tokens", "token_logprobs", "text_offset")
-                columns = [choice["logprobs"][name] for name in names]
-                self.logprobs.setdefault(index, []).extend(zip(*columns, strict=True))
-            if choice["finish_reason"]:
-                self.ends[index] = choice["finish_reason"]
-
-
-@dataclass
-class Service:
-    """A request in the core, and a frontend that answers connections for it."""
-
-    context: AnswerContext
-    sequences: list[Sequence]
-    prompts: list[list[int]]
-
-    async def read(self, seen: Reader, sizes: list[int], num_events: int) -> None:
-        """One connection, which breaks after so many events."""
-        queue = DeltaQueue(self.hear, lambda _: None, is_streamed=True, is_resumable=True)
-        for prompt in range(self.context.num_prompts):
-            queue.add(str(prompt), prompt, self.context.n)
-        position, written = rest_of("id", self.context, NUM_PROMPT_TOKENS, seen.last_event_id)
-        prompts = await prompts_of(self.context, list(map(int32, self.prompts)), TOKENIZER)
-        answer = AnswerSpec("id", self.context, NUM_PROMPT_TOKENS, position, prompts)
-        stream = EventStream(Generation(queue, TOKENIZER, answer), written, keep_alive_s=60)
-        events: list[bytes] = []
-        gone = asyncio.Event()
-
-        async def receive() -> dict:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: dict) -> None:
-            # What is written in one go may break off after any of its events.
-            events.extend(event for event in message.get("body", b"").split(b"\n\n") if event)
-            if len(events) >= num_events:
-                gone.set()
-                await asyncio.sleep(0)
-
-        serving = asyncio.create_task(stream({"type": "http"}, receive, send))
-        for sequence in self.sequences:
-            sequence.num_told = 0
-        streams = [
-            sequence.deltas(str(choice // self.context.n), choice % self.context.n, sizes)
-            for choice, sequence in enumerate(self.sequences)
-        ]
-        for turn in range(max(map(len, streams))):
-            for deltas in streams:
-                if turn < len(deltas):
-                    queue.put(deltas[turn])
-                    self.sequence(deltas[turn]).num_told += len(deltas[turn].token_ids) // 4
-            if turn % len(sizes) == 0:  # else what comes next is in the same batch
-                for _ in range(5):
-                    await asyncio.sleep(0)
-        await asyncio.wait_for(serving, 5)
-        for event in events[:num_events]:
-            seen.take(event)
-
-    def hear(self, message: m.Cancel | m.Detach) -> None:
-        """What the frontend tells the core: a stop string was found, or the connection broke."""
-        if isinstance(message, m.Cancel):
-            cancelled = self.sequence(message)
-            cancelled.token_ids, cancelled.reason = cancelled.token_ids[: cancelled.num_told], "cancelled"
-
-    def sequence(self, message: m.Cancel | m.TokenDelta) -> Sequence:
-        """The one that a message is about."""
-        return self.sequences[int(message.request_id) * self.context.n + message.index]
 
 
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
@@ -221,7 +56,7 @@ def test_a_stream_that_breaks_anywhere(
     tokens = [data.draw(TEXTS) for _ in range(num_prompts * n)]
     reasons = [data.draw(st.sampled_from(["stop", "length"])) for _ in tokens]
 
-    def service() -> Service:
+    def service() -> ResumableRequest:
         sequences = [
             Sequence(
                 [*token_ids, *([EOS] if reason == "stop" else [])],
@@ -232,18 +67,17 @@ def test_a_stream_that_breaks_anywhere(
             )
             for choice, (token_ids, reason) in enumerate(zip(tokens, reasons, strict=True))
         ]
-        return Service(context, sequences, prompts)
+        return ResumableRequest(context, sequences, prompts)
 
     undisturbed = Seen()
     asyncio.run(service().read(undisturbed, [1000], 10**9))
     seen, broken = Seen(), service()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer_events, "MAX_BYTES_AT_ONCE", data.draw(st.sampled_from([0, 700, 2**16])))
-        for _ in range(200):
-            sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-            asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 6))))
-            if seen.is_done:
-                break
+    broken.most_bytes = data.draw(st.sampled_from([0, 700, 2**16]))
+    for _ in range(200):
+        sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+        asyncio.run(broken.read(seen, sizes, data.draw(st.integers(1, 6))))
+        if seen.is_done:
+            break
     assert seen.is_done
     assert (seen.texts, seen.ends, seen.usage) == (undisturbed.texts, undisturbed.ends, undisturbed.usage)
     assert seen.logprobs == undisturbed.logprobs

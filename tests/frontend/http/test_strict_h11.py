@@ -30,9 +30,9 @@ class Received:
         self.is_refused = False
         for i in range(0, len(data), piece_bytes):
             self.connection.receive_data(data[i : i + piece_bytes])
-            self._take()
+            self.take()
 
-    def _take(self) -> None:
+    def take(self) -> None:
         while not self.is_refused:
             try:
                 event = self.connection.next_event()
@@ -101,7 +101,7 @@ def test_each_request_has_small_chunks_of_its_own():
     connection.send(h11.EndOfMessage())
     connection.start_next_cycle()
     connection.receive_data(HEAD + chunk(b"a") * MAX_SMALL_CHUNKS + b"0\r\n\r\n")
-    received._take()
+    received.take()
     assert (received.is_complete, received.is_refused) == (True, False)
 
 

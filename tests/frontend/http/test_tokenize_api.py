@@ -1,7 +1,6 @@
 """/tokenize and /detokenize in vLLM's shapes, /version, several names of the model, HEAD, pages of other origins."""
 
 from collections.abc import Iterator
-from unittest import mock
 
 import httpx
 import pytest
@@ -10,9 +9,12 @@ from hypothesis import strategies as st
 
 from common import __version__
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.requests import tokenization
 from scheduler_svc.frontend.requests.body import MAX_VALUES
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from scheduler_svc.frontend.requests.limits import MAX_ECHOED_BYTES
+from scheduler_svc.frontend.requests.tokenization import DetokenizeRequest, detokenize
+from tests.support.demo_tokenizer import TOKENIZER, ids
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.support.plain_http import http
 
 PAGE = "https://page.example"
 TEXT = "one 月 two"
@@ -28,12 +30,12 @@ def shared_frontend() -> Iterator[Frontend]:
 
 
 def post(frontend: Frontend, path: str, body: object, **headers: str) -> httpx.Response:
-    return httpx.post(f"{frontend.url}{path}", json=body, headers=KEY | headers, timeout=20)
+    return http.post(f"{frontend.url}{path}", json=body, headers=KEY | headers)
 
 
-def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend, tokenizer):
+def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend):
     answer = post(frontend, "/tokenize", {"model": MODEL, "prompt": TEXT, "return_token_strs": True}).json()
-    [tokens] = tokenizer.encode([TEXT], add_special_tokens=True)
+    [tokens] = TOKENIZER.encode([TEXT], add_special_tokens=True)
     assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (tokens, len(tokens), 2048)
     assert len(answer["token_strs"]) == len(tokens)
     assert answer["token_strs"][0] == "one"
@@ -41,33 +43,33 @@ def test_a_text_becomes_tokens_and_tokens_a_text(frontend: Frontend, tokenizer):
     assert "token_strs" not in post(frontend, "/tokenize", {"prompt": ""}).json()
 
 
-def test_a_chat_template_of_ones_own(tmp_path, tokenizer):
+def test_a_chat_template_of_ones_own(tmp_path):
     (tmp_path / "chosen").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     with running_frontend("--chat-template", str(tmp_path / "chosen"), BATON_API_KEYS="alpha") as frontend:
         answer = post(frontend, "/tokenize", CHAT).json()
-    assert answer["tokens"] == tokenizer.encode(["user: hi\n"], add_special_tokens=False)[0]
+    assert answer["tokens"] == ids("user: hi\n")
 
 
 @given(st.text(max_size=30), st.lists(st.integers(128, 255), max_size=6), st.integers(1, 7))
-def test_tokens_become_the_same_text_in_pieces_of_any_size(tokenizer, text, bad, size):
+def test_tokens_become_the_same_text_in_pieces_of_any_size(text, bad, size):
     """Characters whose tokens are in two pieces are whole, and bytes that are none are U+FFFD."""
-    [tokens] = tokenizer.encode([text], add_special_tokens=False)
-    alone = {data[0]: token for token, data in tokenizer.token_bytes.items() if len(data) == 1}
+    tokens = ids(text)
+    alone = {data[0]: token for token, data in TOKENIZER.token_bytes.items() if len(data) == 1}
     tokens += [alone[byte] for byte in bad]
-    with mock.patch.object(tokenization, "TOKENS_AT_ONCE", size):
-        answer = tokenization.detokenize(tokenization.DetokenizeRequest(tokens=tokens), tokenizer)
-    assert answer.prompt == b"".join(tokenizer.all_token_bytes[token] for token in tokens).decode(errors="replace")
+    answer = detokenize(DetokenizeRequest(tokens=tokens), TOKENIZER, tokens_at_once=size)
+    assert answer.prompt == b"".join(TOKENIZER.all_token_bytes[token] for token in tokens).decode(errors="replace")
 
 
-def test_a_text_of_tokens_is_bounded(tokenizer, monkeypatch):
-    [tokens] = tokenizer.encode([TEXT * 100], add_special_tokens=False)
-    size = len(TEXT.encode()) * 100
-    monkeypatch.setattr(tokenization, "MAX_ECHOED_BYTES", size)
-    body = tokenization.DetokenizeRequest(tokens=tokens)
-    assert tokenization.detokenize(body, tokenizer).prompt == TEXT * 100
-    monkeypatch.setattr(tokenization, "MAX_ECHOED_BYTES", size - 1)
+def test_a_text_of_tokens_is_bounded():
+    tokens = ids(TEXT)
+    body, size = DetokenizeRequest(tokens=tokens), len(TEXT.encode())
+    assert detokenize(body, TOKENIZER, max_bytes=size).prompt == TEXT
     with pytest.raises(ApiError, match=f"has {size} bytes; {size - 1} are allowed"):
-        tokenization.detokenize(body, tokenizer)
+        detokenize(body, TOKENIZER, max_bytes=size - 1)
+    [token] = tokens[:1]
+    too_many = [token] * (MAX_ECHOED_BYTES // len(TOKENIZER.token_bytes[token]) + 1)
+    with pytest.raises(ApiError, match=f"{MAX_ECHOED_BYTES} are allowed"):
+        detokenize(DetokenizeRequest(tokens=too_many), TOKENIZER)
 
 
 def test_a_conversation_becomes_what_the_model_is_given(frontend: Frontend):
@@ -104,27 +106,27 @@ def test_tokenizing_has_the_limits_of_generating(frontend: Frontend):
     too_many = {"tokens": [1] * (MAX_VALUES + 2)}
     assert str(MAX_VALUES) in assert_openai_shape(post(frontend, "/detokenize", too_many), 400)["message"]
     for path in ("/tokenize", "/detokenize", "/version"):
-        assert_openai_shape(httpx.post(frontend.url + path, json={"prompt": "x", "tokens": [1]}), 401)
+        assert_openai_shape(http.post(frontend.url + path, json={"prompt": "x", "tokens": [1]}), 401)
 
 
 def test_the_version(frontend: Frontend):
-    assert httpx.get(f"{frontend.url}/version", headers=KEY).json() == {"version": __version__}
+    assert http.get(f"{frontend.url}/version", headers=KEY).json() == {"version": __version__}
 
 
 def test_each_name_is_a_model_and_answers_have_the_first(frontend: Frontend):
-    models = httpx.get(f"{frontend.url}/v1/models", headers=KEY).json()["data"]
+    models = http.get(f"{frontend.url}/v1/models", headers=KEY).json()["data"]
     assert [(card["id"], card["root"], card["max_model_len"]) for card in models] == [
         (MODEL, MODEL, 2048),
         ("org/other", MODEL, 2048),
     ]
-    assert httpx.get(f"{frontend.url}/v1/models/org/other", headers=KEY).json() == models[1]
+    assert http.get(f"{frontend.url}/v1/models/org/other", headers=KEY).json() == models[1]
     for name in (MODEL, "org/other"):
         assert post(frontend, "/v1/completions", COMPLETION | {"model": name}).json()["model"] == MODEL
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_probes_may_ask_for_the_head_alone(frontend: Frontend, path: str):
-    answer = httpx.head(frontend.url + path)
+    answer = http.head(frontend.url + path)
     assert (answer.status_code, answer.content) == (200, b"")
 
 
@@ -138,14 +140,14 @@ def test_a_page_of_an_allowed_origin(frontend: Frontend):
     """Its browser asks first, without a key; and it is not taken for this machine, though it runs there."""
     asked = {"origin": PAGE, "access-control-request-method": "POST"}
     asked["access-control-request-headers"] = "authorization,content-type"
-    question = httpx.options(f"{frontend.url}/v1/completions", headers=asked)
+    question = http.options(f"{frontend.url}/v1/completions", headers=asked)
     assert question.status_code == 200
     assert question.headers["access-control-allow-origin"] == PAGE
     assert "authorization" in question.headers["access-control-allow-headers"]
     for answer, status in (
         (post(frontend, "/v1/completions", COMPLETION | {"stream": True}, origin=PAGE), 200),
         (post(frontend, "/v1/completions", COMPLETION | {"n": 0}, origin=PAGE), 400),
-        (httpx.get(f"{frontend.url}/v1/models", headers={"origin": PAGE}), 401),
+        (http.get(f"{frontend.url}/v1/models", headers={"origin": PAGE}), 401),
     ):
         assert answer.status_code == status
         assert answer.headers["access-control-allow-origin"] == PAGE
@@ -154,7 +156,7 @@ def test_a_page_of_an_allowed_origin(frontend: Frontend):
 
 def test_pages_of_other_origins(frontend: Frontend):
     asked = {"origin": "https://other.example", "access-control-request-method": "POST"}
-    question = httpx.options(f"{frontend.url}/v1/completions", headers=asked)
+    question = http.options(f"{frontend.url}/v1/completions", headers=asked)
     assert question.status_code == 400
     assert "access-control-allow-origin" not in question.headers
     answer = post(frontend, "/v1/completions", COMPLETION, origin="https://other.example")

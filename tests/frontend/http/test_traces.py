@@ -2,24 +2,31 @@
 
 from collections import Counter
 
-import httpx
 import pytest
 
 from scheduler_svc.frontend.link.request_counts import MAX_LABELS, RequestCounts
-from tests.frontend.fake_core import FakeCore, refuse
-from tests.frontend.harness import COMPLETION, Frontend, assert_openai_shape
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, refuse
+from tests.support.frontend_process import COMPLETION, Frontend, assert_openai_shape
+from tests.support.plain_http import http
 
 OWN_ID = "trace-7/abc"
 
 
+@pytest.fixture(autouse=True)
+def _told(frontend: Frontend, core: FakeCore) -> None:
+    """What earlier tests made it count has been told."""
+    http.get(f"{frontend.url}/metrics")
+    core.counts.clear()
+
+
 def counts(core: FakeCore) -> tuple[Counter, Counter]:
-    http: Counter[tuple[str, int]] = Counter()
+    answered: Counter[tuple[str, int]] = Counter()
     refused: Counter[str] = Counter()
     for message in core.counts:
-        http.update({(each.path, each.status): each.count for each in message.http})
+        answered.update({(each.path, each.status): each.count for each in message.http})
         refused.update({each.name: each.count for each in message.refused})
-    return http, refused
+    return answered, refused
 
 
 REFUSALS = [
@@ -39,31 +46,31 @@ REFUSALS = [
 def test_each_refusal_has_an_id_a_count_and_a_line(
     frontend: Frontend, core: FakeCore, method: str, path: str, body: object, status: int, code: str
 ):
-    answer = httpx.request(method, frontend.url + path, json=body, headers={"x-request-id": OWN_ID})
+    answer = http.request(method, frontend.url + path, json=body, headers={"x-request-id": OWN_ID})
     assert assert_openai_shape(answer, status)["code"] == code
     assert answer.headers["x-request-id"] == OWN_ID
     assert answer.headers["x-should-retry"] == "false"
     assert "location" not in answer.headers
-    httpx.get(f"{frontend.url}/metrics")  # tells the core first what was counted
-    http, refused = counts(core)
+    http.get(f"{frontend.url}/metrics")  # tells the core first what was counted
+    answered, refused = counts(core)
     assert refused[code] == 1
-    assert sum(number for (_, counted), number in http.items() if counted == status) == 1
+    assert sum(number for (_, counted), number in answered.items() if counted == status) == 1
     assert f'event="request refused" code={code}' in frontend.log
 
 
 def test_endpoints_are_counted_by_their_routes(frontend: Frontend, core: FakeCore):
     for path in ("/v1/models", "/v1/models/a", "/v1/models/b/c", "/x/y", "/z", "/health"):
-        httpx.get(frontend.url + path)
+        http.get(frontend.url + path)
     frontend.post("/v1/completions", COMPLETION)
-    httpx.get(f"{frontend.url}/metrics")
-    http, _ = counts(core)
-    assert http[("/v1/models", 200)] == http[("/v1/completions", 200)] == http[("/health", 200)] == 1
-    assert http[("/v1/models/{model_id}", 404)] == 2
-    assert http[("other", 404)] == 2
+    http.get(f"{frontend.url}/metrics")
+    answered, _ = counts(core)
+    assert answered[("/v1/models", 200)] == answered[("/v1/completions", 200)] == answered[("/health", 200)] == 1
+    assert answered[("/v1/models/{model_id}", 404)] == 2
+    assert answered[("other", 404)] == 2
 
 
 def test_counts_come_with_the_hellos(frontend: Frontend, core: FakeCore):
-    httpx.get(f"{frontend.url}/nowhere")
+    http.get(f"{frontend.url}/nowhere")
     eventually(lambda: counts(core)[1] == {"unknown_url": 1}, 10)
 
 
@@ -75,9 +82,9 @@ def test_what_the_core_refuses_is_logged_here_and_counted_there(frontend: Fronte
         assert answer.headers["x-should-retry"] == "true"
         assert answer.headers["x-request-id"].startswith("cmpl-")
     assert 'event="request refused" code=too_many_requests' in frontend.log
-    httpx.get(f"{frontend.url}/metrics")
-    http, refused = counts(core)
-    assert http[("/v1/completions", 429)] == 2
+    http.get(f"{frontend.url}/metrics")
+    answered, refused = counts(core)
+    assert answered[("/v1/completions", 429)] == 2
     assert not refused
 
 
@@ -96,14 +103,14 @@ def test_what_would_end_the_same_is_not_to_be_tried_again(frontend: Frontend, co
 
 @pytest.mark.parametrize("own", ["", "with a space", "x" * 129, "\u00e9".encode("latin-1")])
 def test_ids_that_are_none_are_not_sent_back(frontend: Frontend, own: str | bytes):
-    answer = httpx.get(f"{frontend.url}/v1/models", headers={"x-request-id": own})
+    answer = http.get(f"{frontend.url}/v1/models", headers={"x-request-id": own})
     assert answer.headers["x-request-id"].startswith("req-")
 
 
 def test_the_own_id_comes_back_with_answers_of_all_kinds(frontend: Frontend):
     for stream in (False, True):
         url = f"{frontend.url}/v1/completions"
-        answer = httpx.post(url, json=COMPLETION | {"stream": stream}, headers={"x-request-id": OWN_ID})
+        answer = http.post(url, json=COMPLETION | {"stream": stream}, headers={"x-request-id": OWN_ID})
         assert answer.status_code == 200
         assert answer.headers.get_list("x-request-id") == [OWN_ID]
 

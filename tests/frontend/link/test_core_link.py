@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -16,9 +17,12 @@ from common import messages as m
 from common.errors import RequestRejected
 from common.wire import HEADER, MAX_MESSAGE_BYTES, Codec
 from scheduler_svc.frontend.link import core_link, queries
-from tests.frontend.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
+from scheduler_svc.frontend.link.core_link import CoreLink
+from scheduler_svc.frontend.link.core_socket import ConnectionEvent, CoreSocket
 from tests.frontend.links import HELLO_INTERVAL_S, PARAMS, in_event_loop, linked_core, running_link, submit, until
 from tests.support.eventually import eventually
+from tests.support.fake_core import REPORT, FakeCore, delta, int32, outputs, silence
+from tests.support.views import change
 
 
 @in_event_loop
@@ -28,7 +32,7 @@ async def test_a_core_that_comes_back(tmp_path: Path):
         await asyncio.to_thread(core.close)
         for queue in queues:  # none of them hangs
             with pytest.raises(RequestRejected, match="went away") as caught:
-                await asyncio.wait_for(queue.get(), 5)
+                await asyncio.wait_for(queue.get(), 60)
             assert caught.value.code == "unavailable"
         assert not link.is_up
         assert link.num_open == 0
@@ -46,7 +50,7 @@ async def test_a_core_that_is_lost_is_told_nothing(tmp_path: Path):
     """It may come back with its journal, and then a Cancel would end what its client comes back for."""
     async with linked_core(tmp_path, silence) as (core, link):
         queues = [link.open([submit(f"r{i}")], is_resumable=bool(i)) for i in range(2)]
-        await asyncio.to_thread(eventually, lambda: len(core.submits) == 2, 5)
+        await until(lambda: len(core.submits) == 2)
         await asyncio.to_thread(core.close)
         with contextlib.closing(FakeCore(tmp_path, script=silence, stories=core.stories)) as restarted:
             await until(lambda: link.is_up and not link.num_open)
@@ -148,12 +152,10 @@ async def test_a_question_that_the_core_could_not_read_is_not_waited_for(tmp_pat
         await link.status()
 
 
-async def read_to_the_end(queue, read=None):
+async def read_to_the_end(queue, read):
     """Read until `get` raises; `read` takes the token ids."""
     while True:
-        deltas = await queue.get()
-        if read is not None:
-            read += [delta.token_ids for _, delta in deltas]
+        read += [delta.token_ids for _, delta in await queue.get()]
 
 
 @in_event_loop
@@ -173,7 +175,7 @@ async def test_what_cannot_be_read_may_have_been_anyones_and_ends_all_answers(tm
             core.script = lambda request, frames=frames: iter([outputs(delta(request, [1])), frames, 60.0])
             queue = link.open([submit(f"r{number}")])
             with pytest.raises(RequestRejected, match="was lost") as lost:
-                await read_to_the_end(queue)
+                await read_to_the_end(queue, [])
             assert lost.value.code == "unavailable"
             assert link.num_dropped == number + 1
         core.script = lambda request: iter([outputs(delta(request, [7], "length"))])
@@ -183,29 +185,31 @@ async def test_what_cannot_be_read_may_have_been_anyones_and_ends_all_answers(tm
 
 @in_event_loop
 async def test_outputs_that_never_came_are_missed(tmp_path: Path):
-    async with raw_core_up(tmp_path) as (router, peer, link):
-        late = link.open([submit("late")])
-        router.send_multipart([peer, *numbered_outputs(0, delta(submit("late"), [1]))])
-        router.send_multipart([peer, *numbered_outputs(1, delta(submit("late"), [2]))])
-        await until(lambda: late._waiting_bytes)
-        router.send_multipart([peer, *numbered_outputs(3, delta(submit("late"), [4]))])
+    async with raw_core(tmp_path) as core:
+        late = core.link.open([submit("late")])
+        core.says(0, "late", [1])
+        core.says(1, "late", [2])
         read: list[bytes] = []
+        while len(read) < 2:
+            read += [each.token_ids for _, each in await late.get()]
+        core.says(3, "late", [4])
         with pytest.raises(RequestRejected, match="was lost"):
             await read_to_the_end(late, read)
-        after = link.open([submit("after")])
-        router.send_multipart([peer, *numbered_outputs(4, delta(submit("after"), [5]))])
+        assert b"".join(read) == int32([1, 2])
+        after = core.link.open([submit("after")])
+        core.says(4, "after", [5])
         assert [d.token_ids for _, d in await after.get()] == [int32([5])]
 
 
 @in_event_loop
 async def test_what_cannot_be_read_is_missed_once(tmp_path: Path):
-    async with raw_core_up(tmp_path) as (router, peer, link):
-        router.send_multipart([peer, HEADER, b"\xc1"])  # it may have been Outputs 0
-        await until(lambda: link.num_dropped)
-        after = link.open([submit("after")])
-        router.send_multipart([peer, *numbered_outputs(1, delta(submit("after"), [5]))])
+    async with raw_core(tmp_path) as core:
+        core.router.send_multipart([core.peer, HEADER, b"\xc1"])  # it may have been Outputs 0
+        await until(lambda: core.link.num_dropped)
+        after = core.link.open([submit("after")])
+        core.says(1, "after", [5])
         assert [d.token_ids for _, d in await after.get()] == [int32([5])]
-        assert link.num_dropped == 1
+        assert core.link.num_dropped == 1
 
 
 @in_event_loop
@@ -226,7 +230,7 @@ async def test_deltas_of_requests_that_are_not_here_are_ignored(tmp_path: Path):
 async def test_a_bad_delta_ends_its_own_answer_and_leaves_its_neighbours(tmp_path: Path, bad):
     async with linked_core(tmp_path, silence) as (core, link):
         other = link.open([submit("other")])
-        await asyncio.to_thread(eventually, lambda: core.submits, 5)
+        await until(lambda: core.submits)
         good = m.TokenDelta(request_id="other", index=0, token_ids=int32([7]))
         core.script = lambda request: iter([m.Outputs(number=0, deltas=(m.TokenDelta(request_id="r", **bad), good))])
         with pytest.raises(RequestRejected, match="was lost"):
@@ -236,9 +240,7 @@ async def test_a_bad_delta_ends_its_own_answer_and_leaves_its_neighbours(tmp_pat
 
 
 @in_event_loop
-async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queries, "QUERY_TIMEOUT_S", 0.3)
-
+async def test_queries(tmp_path: Path):
     async with linked_core(tmp_path) as (core, link):
         assert await link.status() == REPORT
         assert await link.metrics() == b"baton_running 0\n"
@@ -249,10 +251,6 @@ async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert (await link.life("r-0")).sequences == (life,)
         assert (await link.life("r-1")).sequences == ()
         core.answers_queries = False
-        for query in (link.status, partial(link.life, "r-0")):
-            with pytest.raises(RequestRejected, match="no answer"):
-                await query()
-        monkeypatch.setattr(queries, "QUERY_TIMEOUT_S", 60.0)
         question = asyncio.create_task(link.status())
         await asyncio.sleep(0)
         core.close()
@@ -264,71 +262,128 @@ async def test_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @in_event_loop
-async def test_the_number_of_open_requests_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(core_link, "MAX_OPEN_REQUESTS", 3)
+async def test_a_query_that_is_not_answered_in_time_is_given_up(tmp_path: Path):
+    async with linked_core(tmp_path, query_timeout_s=0.1) as (core, link):
+        core.answers_queries = False
+        for query in (link.status, partial(link.life, "r-0")):
+            with pytest.raises(RequestRejected, match="no answer"):
+                await query()
 
-    async with linked_core(tmp_path, silence) as (core, link):
+
+@in_event_loop
+async def test_the_number_of_open_requests_is_limited(tmp_path: Path):
+    async with linked_core(tmp_path, silence, max_open=3) as (core, link):
         queue = link.open([submit("a"), submit("b")])
         with pytest.raises(RequestRejected) as caught:
             link.open([submit("c"), submit("d")])
         assert caught.value.code == "queue_full"
         queue.close()
         link.open([submit("c"), submit("d")])
-        await asyncio.to_thread(eventually, lambda: len(core.cancels) == 2, 5)
+        await until(lambda: len(core.cancels) == 2)
         with pytest.raises(RequestRejected, match="3 requests are open already"):
             link.open([submit("e")], num_following=1)
-        await asyncio.to_thread(eventually, lambda: len(core.submits) == 4, 5)
+        await until(lambda: len(core.submits) == 4)
+
+
+class WatchedSocket(CoreSocket):
+    """A link's socket that a test looks into, as the link cannot know what has arrived without a turn of the loop.
+
+    Attributes:
+        before_events: is called once, when the link asks for events next.
+    """
+
+    before_events: Callable[[], None] | None = None
+
+    @property
+    def has_message(self) -> bool:
+        return bool(self._messages.poll(0))
+
+    @property
+    def has_event(self) -> bool:
+        return bool(self._events.poll(0))
+
+    @property
+    def can_send(self) -> bool:
+        """Whether there is a connection again, whatever the link knows of that."""
+        return bool(self._messages.poll(0, zmq.POLLOUT))
+
+    def events(self) -> Iterator[ConnectionEvent]:
+        if (happens := self.before_events) is not None:
+            self.before_events = None
+            happens()
+        yield from super().events()
+
+
+@contextlib.contextmanager
+def router() -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context.instance().socket(zmq.ROUTER) as made:
+        made.linger = 0
+        yield made
+
+
+class RawCore(NamedTuple):
+    """A link, and the router at its other end, which the test plays."""
+
+    router: zmq.Socket[bytes]
+    peer: bytes
+    link: CoreLink
+    socket: WatchedSocket
+
+    @property
+    def endpoint(self) -> str:
+        return self.router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def send(self, message: m.CoreToFrontend) -> None:
+        self.router.send_multipart([self.peer, *CODEC.encode(message)])
+
+    def says(self, number: int, request_id: str, tokens: list[int]) -> None:
+        """One Outputs."""
+        self.send(m.Outputs(number=number, deltas=(delta(submit(request_id), tokens),)))
+
+    async def introduce(self) -> None:
+        """Describe the fleet until the link has heard of it: it passes over what comes before it has looked at the
+        beginning of the connection, and a real core answers every hello."""
+        async with asyncio.timeout(60):
+            while not self.link.is_up:
+                self.send(STATE)
+                await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
-async def raw_core(tmp_path: Path):
-    """A link, and the router at its other end, which the test plays."""
-    router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-    router.linger = 0
-    endpoint = f"ipc://{tmp_path}/core.sock"
-    router.bind(endpoint)
-    async with running_link(endpoint) as link:
-        await until(lambda: router.poll(0))
-        peer = router.recv_multipart()[0]
-        yield router, peer, link
-    router.close()
+async def raw_core(tmp_path: Path) -> AsyncIterator[RawCore]:
+    """A link that has heard of the fleet, and its router."""
+    endpoint, made = f"ipc://{tmp_path}/core.sock", []
+
+    def make_socket(*args) -> WatchedSocket:
+        made.append(WatchedSocket(*args))
+        return made[0]
+
+    with router() as end:
+        end.bind(endpoint)
+        async with running_link(endpoint, make_socket=make_socket) as link:
+            core = await heard(end, link, made[0])
+            await core.introduce()
+            yield core
+
+
+async def heard(end: zmq.Socket[bytes], link: CoreLink, socket: WatchedSocket) -> RawCore:
+    """A core, once its link has said something."""
+    await until(lambda: end.poll(0))
+    return RawCore(end, end.recv_multipart()[0], link, socket)
 
 
 CODEC: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
-STATE = CODEC.encode(m.FleetState(num_ready=1, fingerprint="f", max_model_len=9))
-
-
-@contextlib.asynccontextmanager
-async def raw_core_up(tmp_path: Path):
-    """The same, when the link has heard of the fleet."""
-    async with raw_core(tmp_path) as (router, peer, link):
-        await introduce(router, peer, link)
-        yield router, peer, link
-
-
-async def introduce(router, peer, link):
-    """Describe the fleet until the link has heard of it: it passes over what comes before it has looked at the
-    beginning of the connection, and a real core answers every hello."""
-    async with asyncio.timeout(5):
-        while not link.is_up:
-            router.send_multipart([peer, *STATE])
-            await asyncio.sleep(0.01)
-
-
-def numbered_outputs(number, *deltas):
-    """The frames of one Outputs."""
-    return CODEC.encode(m.Outputs(number=number, deltas=deltas))
+STATE = m.FleetState(num_ready=1, fingerprint="f", max_model_len=9)
 
 
 @in_event_loop
 async def test_others_have_their_turns_while_messages_queue(tmp_path: Path):
-    async with raw_core(tmp_path) as (router, peer, link):
+    async with raw_core(tmp_path) as core:
         taken, rounds = [], 0
-        link._take = lambda message: taken.append(rounds)
-        for _ in range(640):
-            router.send_multipart([peer, *STATE])
-        inbox: zmq.Socket[bytes] = zmq.Socket.shadow(link._socket._socket.underlying)
-        eventually(lambda: inbox.poll(0))  # without a turn of the loop: what has arrived is queued
+        core.link.on_view = lambda view: taken.append(rounds)
+        for number in range(640):
+            core.send(change(number))
+        eventually(lambda: core.socket.has_message)  # without a turn of the loop: what has arrived is queued
         while len(taken) < 640:
             rounds += 1
             await asyncio.sleep(0)
@@ -338,26 +393,23 @@ async def test_others_have_their_turns_while_messages_queue(tmp_path: Path):
 @in_event_loop
 async def test_the_end_of_a_connection_is_not_taken_for_the_end_of_the_next(tmp_path: Path):
     """The loop is busy while the core is replaced, and a request comes before the loop has turned to the events."""
-    async with raw_core_up(tmp_path) as (router, _, link):
+    async with raw_core(tmp_path) as core:
+        link, socket, endpoint = core.link, core.socket, core.endpoint
         before = link.open([submit("before")])
-        endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        router.close()
-        successor: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        with closing(successor):
-            successor.linger = 0
-            eventually(lambda: link._socket._events.poll(0))  # the end, of which the link does not know yet
-            eventually(lambda: bind(successor, endpoint))
-            eventually(lambda: can_send(link))
+        core.router.close()
+        with router() as successor:
+            eventually(lambda: socket.has_event)  # the end, of which the link does not know yet
+            eventually(lambda: is_bound(successor, endpoint))
+            eventually(lambda: socket.can_send)
             with pytest.raises(RequestRejected, match="cannot be reached") as refused:
                 link.open([submit("fresh")])
             assert refused.value.code == "unavailable"
             with pytest.raises(RequestRejected, match="went away"):
                 await before.get()
-            await until(lambda: successor.poll(0))
-            peer = successor.recv_multipart()[0]
-            await introduce(successor, peer, link)
+            next_core = await heard(successor, link, socket)
+            await next_core.introduce()
             after = link.open([submit("after")])
-            successor.send_multipart([peer, *numbered_outputs(0, delta(submit("after"), [5]))])
+            next_core.says(0, "after", [5])
             assert [d.token_ids for _, d in await after.get()] == [int32([5])]
             assert not after.has_failed
 
@@ -366,38 +418,29 @@ async def test_the_end_of_a_connection_is_not_taken_for_the_end_of_the_next(tmp_
 @in_event_loop
 async def test_the_last_word_of_a_core_is_not_taken_for_the_first_of_the_next(tmp_path: Path, has_successor):
     """The connection ends while a message is being read, and perhaps there is a new one before it is looked at."""
-    async with raw_core_up(tmp_path) as (router, peer, link):
-        endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        successor: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        take_events = link._take_events
+    async with raw_core(tmp_path) as core:
+        socket, endpoint = core.socket, core.endpoint
+        with router() as successor:
 
-        def take_events_late():
-            link._take_events = take_events
-            router.close()
-            eventually(lambda: link._socket._events.poll(0))
-            if has_successor:
-                eventually(lambda: bind(successor, endpoint))
-                eventually(lambda: can_send(link))
-            return take_events()
+            def core_ends():
+                core.router.close()
+                eventually(lambda: socket.has_event)
+                if has_successor:
+                    eventually(lambda: is_bound(successor, endpoint))
+                    eventually(lambda: socket.can_send)
 
-        with closing(successor):
-            successor.linger = 0
-            link._take_events = take_events_late
-            router.send_multipart([peer, *STATE])
-            await until(lambda: router.closed)
-            assert not link.is_up
+            socket.before_events = core_ends
+            core.send(STATE)
+            await until(lambda: core.router.closed)
+            assert not core.link.is_up
             if not has_successor:
-                eventually(lambda: bind(successor, endpoint))
-            await asyncio.to_thread(eventually, lambda: successor.poll(0))
-            await introduce(successor, successor.recv_multipart()[0], link)
+                eventually(lambda: is_bound(successor, endpoint))
+            await (await heard(successor, core.link, socket)).introduce()
 
 
-def bind(router, endpoint):
+def is_bound(made: zmq.Socket[bytes], endpoint: str) -> bool:
+    """Whether a router could be bound to the endpoint of one that was closed."""
     with contextlib.suppress(zmq.ZMQError):
-        router.bind(endpoint)
+        made.bind(endpoint)
         return True
-
-
-def can_send(link):
-    """Whether the link has a connection again, whatever it knows of that."""
-    return zmq.Socket.shadow(link._socket._socket.underlying).poll(0, zmq.POLLOUT)
+    return False

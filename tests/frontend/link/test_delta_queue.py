@@ -6,9 +6,8 @@ import pytest
 
 from common import messages as m
 from common.errors import RequestRejected, WireError
-from scheduler_svc.frontend.link import delta_queue
-from scheduler_svc.frontend.link.delta_queue import DeltaQueue
-from tests.frontend.fake_core import delta, int32
+from scheduler_svc.frontend.link.delta_queue import MAX_WAITING_TOKENS, DeltaQueue
+from tests.support.fake_core import delta, int32
 
 PARAMS = m.SamplingParams(max_tokens=5)
 
@@ -159,44 +158,40 @@ def test_a_request_whose_id_is_in_use_is_not_cancelled():
 
 
 @pytest.mark.parametrize("resumable", [False, True])
-def test_a_reader_that_is_too_slow_is_dropped(monkeypatch: pytest.MonkeyPatch, resumable: bool):
-    monkeypatch.setattr(delta_queue, "MAX_WAITING_TOKENS", 10)
+def test_a_reader_that_is_too_slow_is_dropped(resumable: bool):
     reader = Reader(resumable=resumable)
     for _ in range(3):
-        reader.put(0, [1] * 10)
+        reader.put(0, [1] * MAX_WAITING_TOKENS)
         reader.get()
-    reader.put(0, [1] * 10)
+    reader.put(0, [1] * MAX_WAITING_TOKENS)
     reader.put(0, [1])
     assert (reader.cancelled, reader.detached) == (([], ["r0"]) if resumable else ([("r0", -1)], []))
     with pytest.raises(RequestRejected, match="unread"):
         reader.get()
 
 
-def test_nothing_is_too_much_for_a_whole_answer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(delta_queue, "MAX_WAITING_TOKENS", 10)
+def test_nothing_is_too_much_for_a_whole_answer():
     reader = Reader(stream=False)
-    reader.put(0, [1] * 100)
-    reader.put(0, [1] * 100, "length")
+    reader.put(0, [1] * (MAX_WAITING_TOKENS + 1))
+    reader.put(0, [1] * (MAX_WAITING_TOKENS + 1), "length")
     assert len(reader.get()) == 2
 
 
-def test_what_there_was_before_an_attach_does_not_count_as_unread(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(delta_queue, "MAX_WAITING_TOKENS", 10)
+def test_what_there_was_before_an_attach_does_not_count_as_unread():
     reader = Reader(n=2)
-    reader.put(0, [1] * 100, index=0)
-    reader.put(0, [1] * 100, index=1)
+    reader.put(0, [1] * (MAX_WAITING_TOKENS + 1), index=0)
+    reader.put(0, [1] * (MAX_WAITING_TOKENS + 1), index=1)
     assert len(reader.get()) == 2
-    reader.put(0, [1] * 11, index=1)
+    reader.put(0, [1] * (MAX_WAITING_TOKENS + 1), index=1)
     with pytest.raises(RequestRejected, match="unread"):
         reader.get()
 
 
-def test_log_probabilities_of_a_prompt_are_no_unread_tokens(monkeypatch: pytest.MonkeyPatch):
+def test_log_probabilities_of_a_prompt_are_no_unread_tokens():
     """After an attach they may come by themselves, and then all earlier tokens."""
-    monkeypatch.setattr(delta_queue, "MAX_WAITING_TOKENS", 10)
     reader = Reader()
-    reader.put(0, [], prompt_logprob_ids=bytes(400), prompt_logprobs=bytes(400))
-    reader.put(0, [1] * 100)
+    reader.put(0, [], prompt_logprob_ids=bytes(8 * MAX_WAITING_TOKENS), prompt_logprobs=bytes(8 * MAX_WAITING_TOKENS))
+    reader.put(0, [1] * (MAX_WAITING_TOKENS + 1))
     assert len(reader.get()) == 2
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from common import messages as m
 from common.errors import RequestRejected
-from tests.frontend.fake_core import Step, delta, int32, outputs, say, silence
 from tests.frontend.links import in_event_loop, linked_core, submit, until
+from tests.support.fake_core import Step, delta, int32, outputs, say, silence
 
 
 @in_event_loop

@@ -2,51 +2,40 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import zlib
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import msgspec
 import pytest
 
 from common import messages as m
-from common.errors import RequestRejected
-from scheduler_svc.frontend.live import hub as hub_module
-from scheduler_svc.frontend.live import picture
-from scheduler_svc.frontend.live.hub import LiveHub
+from common.clocks import Clocks
+from scheduler_svc.frontend.live.hub import MAX_UNREAD, LiveHub
 from scheduler_svc.frontend.live.page_events import Reader, core_names, shown_name
-from tests.frontend.links import in_event_loop
-from tests.frontend.live.views import EPOCH, NUM_BLOCKS, REPORT, blocks, change, event, fresh, running, waiting
+from tests.frontend.links import in_event_loop, until
+from tests.support.instructions import instructions_of
+from tests.support.link import Link
+from tests.support.status_reports import executor_status
+from tests.support.views import EPOCH, NUM_BLOCKS, REPORT, blocks, change, event, fresh, running, waiting
 
 ALL = Reader("", sees_all=True)
 WALL_S = 1_795_000_000.0  # Unix time at the core's second 100
 
 
-class Link:
-    """What the hub needs of the link to the core."""
-
-    def __init__(self) -> None:
-        self.is_up = True
-        self.asked: list[m.SendViews] = []
-        self.on_view = lambda view: None
-
-    def send_views(self, wish: m.SendViews) -> None:
-        if not self.is_up:
-            raise RequestRejected("away", "unavailable")
-        self.asked.append(wish)
-
-
 @pytest.fixture
-def link(monkeypatch):
-    monkeypatch.setattr(hub_module.time, "time", lambda: WALL_S)
-    monkeypatch.setattr(hub_module, "ASK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(hub_module, "LINGER_S", 0.0)
+def link() -> Link:
     return Link()
 
 
+def clocks(wall_s: float = WALL_S) -> Clocks:
+    return Clocks(wall_s, 0.0, 5.0)
+
+
 @pytest.fixture
-def hub(link):
-    return LiveHub(link)
+def hub(link) -> LiveHub:
+    return LiveHub(link, ask_interval_s=0.01, linger_s=0.0, clocks=clocks)
 
 
 @asynccontextmanager
@@ -59,10 +48,16 @@ async def opened(hub: LiveHub, reader: Reader = ALL):
 async def told(page) -> list[tuple[str, object]]:
     """Events that wait for a page."""
     events = []
-    for part in (await asyncio.wait_for(page.next(), 5)).decode().split("\n\n")[:-1]:
+    for part in (await asyncio.wait_for(page.next(), 60)).decode().split("\n\n")[:-1]:
         name, data = part.split("\n")
         events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
     return events
+
+
+def _beginning(page) -> None:
+    """Have the page's beginning written; nothing is waited for."""
+    with contextlib.suppress(StopIteration):
+        page.next().send(None)
 
 
 def states(data) -> list[int]:
@@ -77,12 +72,12 @@ def ages(data) -> list[int]:
 async def test_without_pages_the_core_is_asked_for_nothing(hub, link):
     link.on_view(fresh())  # a late one
     await asyncio.sleep(0.03)
-    assert link.asked == []
+    assert link.told == []
     async with opened(hub):
-        assert link.asked == [m.SendViews(interval_s=0.25, is_fresh=True)]
-    asked = len(link.asked)
+        assert link.told == [m.SendViews(interval_s=0.25, is_fresh=True)]
+    asked = len(link.told)
     await asyncio.sleep(0.03)
-    assert len(link.asked) == asked
+    assert len(link.told) == asked
 
 
 @in_event_loop
@@ -129,12 +124,12 @@ async def test_pages_that_come_later_get_what_is_known_by_then(hub, link):
         await told(one)
         link.on_view(change(1, events=(event(1),), blocks=(blocks({2: 3}),)))
         await told(one)
-        num_asked = len(link.asked)
+        num_asked = len(link.told)
         async with opened(hub) as two:
             by_name = dict(await told(two))
             assert [told["number"] for told in by_name["events"]] == [0, 1]
             assert states(by_name["map"])[2] == 3
-            assert not any(asked.is_fresh for asked in link.asked[num_asked:])
+            assert not any(asked.is_fresh for asked in link.told[num_asked:])
 
 
 @in_event_loop
@@ -144,7 +139,7 @@ async def test_a_view_that_was_missed_is_noticed_and_everything_is_told_anew(hub
         link.on_view(fresh(6))
         await told(page)
         link.on_view(change(8, waiting=(waiting("x-0"),)))
-        assert link.asked[-1].is_fresh
+        assert link.told[-1].is_fresh
         link.on_view(change(9))  # on its way already
         link.on_view(fresh(10, waiting=(waiting("y-0"),)))
         by_name = dict(await told(page))
@@ -170,10 +165,10 @@ async def test_a_page_that_does_not_read_is_told_everything_later_and_takes_no_m
     async with opened(hub) as page:
         link.on_view(fresh())
         await told(page)
-        for number in range(1, 5 * hub_module.MAX_UNREAD):
+        for number in range(1, 5 * MAX_UNREAD):
             link.on_view(change(number, waiting=(waiting(f"r{number}-0"),)))
         assert (await told(page))[0][0] == "status"
-        link.on_view(change(5 * hub_module.MAX_UNREAD, waiting=()))
+        link.on_view(change(5 * MAX_UNREAD, waiting=()))
         assert await told(page) == [("waiting", [])]
 
 
@@ -201,13 +196,10 @@ async def test_readers_see_their_own_requests_only_unless_they_may_see_all(hub, 
 
 @in_event_loop
 async def test_the_more_pages_the_less_often_they_are_told(hub, link):
-    pages = [hub.page(ALL) for _ in range(100)]
-    for page in pages:
-        page.__enter__()
-    await asyncio.sleep(0.05)
-    assert link.asked[-1].interval_s == pytest.approx(1.0)
-    for page in pages:
-        page.__exit__(None, None, None)
+    with ExitStack() as pages:
+        for _ in range(100):
+            pages.enter_context(hub.page(ALL))
+        await until(lambda: link.told and link.told[-1].interval_s == pytest.approx(1.0))
 
 
 @in_event_loop
@@ -218,9 +210,10 @@ async def test_a_core_that_is_away_is_told_once_and_comes_back_with_everything(h
         link.is_up = False
         assert await told(page) == [("gone", {})]
         await asyncio.sleep(0.03)
+        link.told.clear()
         link.is_up = True
-        await asyncio.sleep(0.03)
-        assert link.asked[-1].is_fresh
+        await until(lambda: link.told)
+        assert link.told[-1].is_fresh
         link.on_view(fresh())
         assert (await told(page))[0][0] == "status"
 
@@ -250,25 +243,27 @@ async def test_a_page_that_is_opened_while_the_core_is_away_is_told_so(hub, link
 
 
 @in_event_loop
-async def test_pages_of_equal_readers_cost_one_beginning(hub, link, monkeypatch):
-    written = []
-    monkeypatch.setattr(picture.BlockMap, "event", lambda *_: written.append(1) or b"")
-    async with opened(hub) as one, opened(hub) as two, opened(hub, Reader("alice", sees_all=False)) as hers:
-        link.on_view(fresh())
-        for page in (one, two, hers):
-            await told(page)
-    assert written == [1]
+async def test_pages_of_equal_readers_cost_one_beginning(hub, link):
+    report = msgspec.structs.replace(REPORT, executors=[executor_status(epoch=e, num_blocks=8) for e in range(50)])
+    alice = Reader("alice", sees_all=False)
+    async with opened(hub) as one, opened(hub) as two, opened(hub, alice) as hers, opened(hub, alice) as hers_too:
+        link.on_view(fresh(report=report))
+        costs = [instructions_of(lambda page=page: _beginning(page)) for page in (one, two, hers, hers_too)]
+    assert costs[0] > 50 * 20, "it is written"
+    assert max(costs[1:]) < costs[0] / 3, "and once: the maps for all, the rest for readers of equal rights"
+    assert abs(costs[1] - costs[3]) < 20
 
 
 @in_event_loop
-async def test_after_the_last_page_what_is_known_is_kept_for_a_moment(hub, link, monkeypatch):
-    monkeypatch.setattr(hub_module, "LINGER_S", 60.0)
-    for _ in range(5):
+async def test_after_the_last_page_what_is_known_is_kept_for_a_moment(link):
+    hub = LiveHub(link, ask_interval_s=0.01, linger_s=60.0, clocks=clocks)
+    async with opened(hub) as page:
+        link.on_view(fresh())
+        assert (await told(page))[0][0] == "status"
+    for _ in range(4):
         async with opened(hub) as page:
-            if hub._picture is None:
-                link.on_view(fresh())
             assert (await told(page))[0][0] == "status"
-    assert sum(asked.is_fresh for asked in link.asked) == 1
+    assert sum(asked.is_fresh for asked in link.told) == 1
 
 
 @in_event_loop
@@ -283,13 +278,14 @@ async def test_a_fresh_view_after_one_that_was_missed_begins_everything_anew(hub
 
 
 @in_event_loop
-async def test_a_clock_that_was_set_is_noticed(hub, link, monkeypatch):
-    async with opened(hub) as page:
+async def test_a_clock_that_was_set_is_noticed(link):
+    set_s = 0.0
+    async with opened(LiveHub(link, clocks=lambda: clocks(WALL_S + set_s))) as page:
         link.on_view(fresh())
         await told(page)
-        monkeypatch.setattr(hub_module.time, "time", lambda: WALL_S + 100)
+        set_s = 100.0
         link.on_view(change(1, at=100.2))
-        assert link.asked[-1].is_fresh
+        assert link.told[-1].is_fresh
 
 
 @in_event_loop

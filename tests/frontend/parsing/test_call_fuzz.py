@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from common import messages as m
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.parsing.message import MessageParser, MessageRules
-from tests.frontend.answers import test_chat_messages as chats
-from tests.frontend.answers.responses import test_events as responses
-from tests.frontend.answers.test_message_text import EOS, ids
-from tests.frontend.http import test_message_going_on as anthropic
+from tests.frontend.answers import chats
+from tests.frontend.answers import message_events as anthropic
+from tests.frontend.answers.responses import told as responses
 from tests.frontend.messages import is_object, joined, parsed, rules_of
+from tests.support.demo_tokenizer import EOS, ids
 from tests.support.effort import examples
 
 SCHEMA = {

@@ -613,15 +613,27 @@ def test_without_a_format_calls_are_content():
 # --- what is undecided has a limit ---
 
 
-def test_an_object_without_a_name_is_content_when_it_is_too_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(object_call, "MAX_UNDECIDED_CHARS", 40)
-    fits = '<tool_call>{"arguments": {"a": "xxxx"}, "name": "f"}'
-    assert same_for_every_cut(rules("hermes"), fits).calls == [("f", '{"a": "xxxx"}')]
-    longer = fits.replace("xxxx", "xxxxx")
-    assert same_for_every_cut(rules("hermes"), longer) == ("", longer, [])
+def same_for_some_cuts(how: MessageRules, text: str) -> Message:
+    """The message that a long text is, whatever its pieces are."""
+    whole = parsed(how, [text])
+    for size in (2**15 + 1, 2**10, 777):
+        assert parsed(how, [text[start : start + size] for start in range(0, len(text), size)]) == whole
+    return whole
 
 
-def test_a_value_is_a_text_when_it_is_too_long_to_be_decided(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parameter_value, "MAX_UNDECIDED_CHARS", 5)
-    text = "<function=f><parameter=b>[1,2]</parameter><parameter=c>[1,23]</parameter></function>"
-    assert same_for_every_cut(rules("qwen3_coder"), text).calls == [("f", '{"b": [1,2], "c": "[1,23]"}')]
+def test_an_object_without_a_name_is_content_when_it_is_too_long():
+    before, after = '<tool_call>{"arguments": {"a": "', '"}, "name": "f"}'
+    room = object_call.MAX_UNDECIDED_CHARS - len(before + after) + len("<tool_call>}")
+    fits = f"{before}{'x' * room}{after}"
+    [(name, arguments)] = same_for_some_cuts(rules("hermes"), fits).calls
+    assert (name, len(arguments)) == ("f", room + len('{"a": ""}'))
+    longer = f"{before}{'x' * (room + 1)}{after}"
+    assert same_for_some_cuts(rules("hermes"), longer) == ("", longer, [])
+
+
+def test_a_value_is_a_text_when_it_is_too_long_to_be_decided():
+    fits = f'"{"x" * (parameter_value.MAX_UNDECIDED_CHARS - 2)}"'
+    longer = f'"x{fits[1:]}'
+    text = f"<function=f><parameter=b>{fits}</parameter><parameter=c>{longer}</parameter></function>"
+    [(_, arguments)] = same_for_some_cuts(rules("qwen3_coder"), text).calls
+    assert json.loads(arguments) == {"b": fits[1:-1], "c": longer}

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.frontend.errors import MAX_PARAM_CHARACTERS, ApiError
-from scheduler_svc.frontend.requests import body as body_module
 from scheduler_svc.frontend.requests.body import (
     MAX_CONTAINERS,
     MAX_DEPTH,
@@ -15,6 +14,7 @@ from scheduler_svc.frontend.requests.body import (
     MAX_MESSAGES,
     MAX_STRINGS,
     MAX_VALUES,
+    BodyLimits,
     count_values,
     parse,
 )
@@ -38,28 +38,19 @@ def refusal(raw, schema=CompletionRequest):
     return caught.value.message
 
 
-@pytest.fixture
-def undecoded(monkeypatch):
-    """Nothing may be decoded."""
-
-    def fail(raw):
-        raise AssertionError("it was decoded")
-
-    monkeypatch.setattr(body_module.json, "loads", fail)
-
-
 @pytest.mark.parametrize(
     ("raw", "what"),
     [
         (b"{" + b",".join(b'"k%d":1' % i for i in range(800_000))[: 8 * 2**20], f"{MAX_STRINGS} strings"),
-        (b'{"prompt":[' + b"1," * (MAX_VALUES + 1) + b"1]}", f"{MAX_VALUES} values"),
-        (b'{"messages":[' + b"{}," * (MAX_CONTAINERS + 1) + b"{}]}", f"{MAX_CONTAINERS} objects and arrays"),
+        (b'{"prompt":[' + b"1," * (MAX_VALUES + 1) + b"1]", f"{MAX_VALUES} values"),
+        (b'{"messages":[' + b"{}," * (MAX_CONTAINERS + 1) + b"{}]", f"{MAX_CONTAINERS} objects and arrays"),
         (b'{"a":"' + b'\\",' * MAX_VALUES + b'","b":[' + b"0," * (MAX_VALUES + 1), f"{MAX_VALUES} values"),
         (b"[" * (MAX_CONTAINERS + 1), f"{MAX_CONTAINERS} objects and arrays"),
     ],
     ids=["unknown keys", "numbers", "empty messages", "behind a long text", "depth"],
 )
-def test_what_holds_too_much_is_not_decoded(undecoded, raw, what):
+def test_what_holds_too_much_is_not_decoded(raw, what):
+    """Or it would be refused as no JSON: none of these is."""
     assert refusal(raw) == f"The body has more than {what}."
 
 
@@ -83,18 +74,12 @@ def test_texts_may_have_any_signs(text):
 @given(value=JSON, indent=st.sampled_from([None, 1]), escape=st.booleans())
 def test_the_count_is_exact_for_valid_json(value, indent, escape):
     raw = json.dumps(value, indent=indent, ensure_ascii=escape).encode()
-    strings, commas, containers = counts(value)
-    limits = {"MAX_STRINGS": strings, "MAX_VALUES": commas, "MAX_CONTAINERS": containers}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, count in limits.items():
-            patch.setattr(body_module, name, count)
-        count_values(raw)
-        for name, count in limits.items():
-            if count:
-                with pytest.MonkeyPatch.context() as tighter:
-                    tighter.setattr(body_module, name, count - 1)
-                    with pytest.raises(ApiError):
-                        count_values(raw)
+    exact = BodyLimits(*counts(value))
+    count_values(raw, exact)
+    for name, count in exact._asdict().items():
+        if count:
+            with pytest.raises(ApiError):
+                count_values(raw, exact._replace(**{name: count - 1}))
 
 
 def counts(value):

@@ -4,9 +4,9 @@ import copy
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from common.errors import RequestRejected
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.parsing.message import MessageRules
 from scheduler_svc.frontend.requests.body import MAX_STRINGS, Parsed, parse_noting
@@ -22,10 +22,9 @@ from scheduler_svc.frontend.requests.tools import Function, Tool
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend_options import FrontendOptions
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.support.chat_templates import QWEN3_LIKE
 from tests.support.chats import finished
-
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
+from tests.support.demo_tokenizer import TOKENIZER, decoded
 
 
 def with_template(source: str) -> Tokenizer:
@@ -52,7 +51,7 @@ def chat(tokenizer: Tokenizer = TOKENIZER, style: ChatStyle | None = None, **ask
 
 
 def prompt_of(request: TokenizedRequest) -> str:
-    return TOKENIZER._tokenizer.decode(request.prompts[0], skip_special_tokens=False)
+    return decoded(request.prompts[0])
 
 
 def tool(name: str = "f", **more: object) -> dict:
@@ -518,19 +517,16 @@ def test_names_that_are_noted_are_bounded():
     assert all(len(name) < 80 for name in names)
 
 
-def test_each_field_is_logged_once_for_a_client(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    logged: list[dict] = []
-    monkeypatch.setattr(
-        "scheduler_svc.frontend.requests.ignored.log.info", lambda event, **more: logged.append(more), raising=False
-    )
+def test_each_field_is_logged_once_for_a_client():
     fields = IgnoredFields()
-    for client in ("a", "b", "a"):
-        fields.log(client, ("x", "y"))
-    fields.log("a", ())
-    assert [(line["client"], line["field"]) for line in logged] == [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]
-    for number in range(MAX_KNOWN + 10):
-        fields.log("c", (str(number),))
-    assert len(logged) == MAX_KNOWN
+    with capture_logs() as logged:
+        for client in ("a", "b", "a"):
+            fields.log(client, ("x", "y"))
+        fields.log("a", ())
+        assert [(line["client"], line["field"]) for line in logged] == [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]
+        for number in range(MAX_KNOWN + 10):
+            fields.log("c", (str(number),))
+        assert len(logged) == MAX_KNOWN
 
 
 def test_a_field_counts_by_its_place_whatever_its_name_is():

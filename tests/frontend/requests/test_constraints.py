@@ -1,6 +1,7 @@
 """What a request asks of its tokens' scores, as the core gets it."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -10,21 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.errors import ApiError
-from scheduler_svc.frontend.requests import constraints as constraints_module
-from scheduler_svc.frontend.requests import limits
 from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.constraints import MAX_TOKEN_IDS
+from scheduler_svc.frontend.requests.limits import MAX_ANSWER_LOGPROBS, MAX_ECHOED_BYTES
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
 from scheduler_svc.frontend.requests.tokenized_request import tokenize_completion
 from scheduler_svc.frontend.text.sampling_defaults import SamplingDefaults
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import tokens_of
 from tests.support.chats import finished
+from tests.support.demo_tokenizer import TOKENIZER, ids
 from tests.support.effort import examples
+from tests.support.fake_core import tokens_of
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 VOCAB = TOKENIZER.vocab_size
 
 
@@ -33,9 +33,10 @@ def completion(tokenizer: Tokenizer = TOKENIZER, **asked: object) -> m.SamplingP
     return tokenize_completion(parse(json.dumps(body).encode(), CompletionRequest), tokenizer, 2048).params[0]
 
 
-def chat(**asked: object) -> m.SamplingParams:
+def chat(max_len: int = 2048, **asked: object) -> m.SamplingParams:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | asked
-    return finished(tokenize_chat(parse(json.dumps(body).encode(), ChatRequest), TOKENIZER, 2048), TOKENIZER).params[0]
+    steps = tokenize_chat(parse(json.dumps(body).encode(), ChatRequest), TOKENIZER, max_len)
+    return finished(steps, TOKENIZER).params[0]
 
 
 def refusal(ask=completion, **asked: object) -> ApiError:
@@ -43,10 +44,6 @@ def refusal(ask=completion, **asked: object) -> ApiError:
         ask(**asked)
     assert caught.value.status == 400
     return caught.value
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER.encode([text], add_special_tokens=False)[0]
 
 
 OFF = {
@@ -249,55 +246,65 @@ def test_what_a_chat_cannot_ask_for(asked: dict, param: str):
     assert refusal(chat, **asked).param == param
 
 
-def test_many_prompts_with_long_constraints(monkeypatch: pytest.MonkeyPatch):
+def test_many_prompts_with_long_constraints():
     """Each prompt is a message of its own, which carries them all."""
-    asked = {"allowed_token_ids": list(range(10)), "bad_words": ["x" * 10], "logit_bias": {"5": 1}}
-    num_ids = 10 + sum(len(tokens_of(word)) for word in completion(**asked).constraints.bad_words) + 1
-    monkeypatch.setattr(constraints_module, "MAX_TOKEN_IDS", 3 * num_ids)
-    completion(prompt=["x"] * 3, **asked)
-    error = refusal(prompt=["x"] * 4, **asked)
+    words = ["x" * 10 + str(i) for i in range(256)]
+    asked = {"allowed_token_ids": list(range(VOCAB)), "bad_words": words, "logit_bias": {"5": 1}}
+    num_ids = VOCAB + sum(len(tokens_of(word)) for word in completion(**asked).constraints.bad_words) + 1
+    most = MAX_TOKEN_IDS // num_ids
+    completion(prompt=[[5]] * most, **asked)
+    error = refusal(prompt=[[5]] * (most + 1), **asked)
     assert f"{num_ids} token ids" in error.message
-    assert f"each of 4 prompts are more than {3 * num_ids}" in error.message
+    assert f"each of {most + 1} prompts are more than {MAX_TOKEN_IDS}" in error.message
 
 
-def test_an_answer_has_so_many_log_probabilities(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "MAX_ANSWER_LOGPROBS", 6 * 100 * 4)
-    completion(logprobs=5, prompt=["x"] * 2, n=2)
-    completion(prompt=["x"] * 20, n=20)
-    error = refusal(logprobs=5, prompt=["x"] * 5)
+def test_an_answer_has_so_many_log_probabilities():
+    most = MAX_ANSWER_LOGPROBS // (6 * 2000)
+    completion(logprobs=5, prompt=[[5]] * (most // 2), n=2, max_tokens=2000)
+    completion(prompt=[[5]] * 20, n=20, max_tokens=2000)
+    error = refusal(logprobs=5, prompt=[[5]] * (most + 1), max_tokens=2000)
     assert error.param == "logprobs"
-    assert "6 log-probabilities of each of 100 tokens of 5 choices are more than 2400" in error.message
+    expected = f"6 log-probabilities of each of 2000 tokens of {most + 1} choices are more than {MAX_ANSWER_LOGPROBS}"
+    assert expected in error.message
 
 
-def test_an_answer_echoes_so_much_text(monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_echoes_so_much_text():
     """Each choice repeats its prompt, and costs a token."""
-    prompts = TOKENIZER.encode(["To be, or not to be", "that is the question"], add_special_tokens=True)
-    monkeypatch.setattr(limits, "MAX_ECHOED_BYTES", 3 * (19 + 20))
-    completion(prompt=prompts, n=3, echo=True)
-    completion(prompt=prompts, n=9)
-    error = refusal(prompt=prompts, n=4, echo=True)
+    of_size = {len(data): token for token, data in TOKENIZER.token_bytes.items()}
+    num_long, num_bytes = divmod(MAX_ECHOED_BYTES // 1024, 9)
+    most = [of_size[9]] * num_long + [of_size[num_bytes]]
+    more = [[*most, of_size[1]], *[most] * 7]
+    completion(prompt=[most] * 8, n=128, echo=True)
+    completion(prompt=more, n=128)
+    error = refusal(prompt=more, n=128, echo=True)
     assert (error.status, error.param) == (400, "echo")
-    assert "would echo 156 bytes of prompts; 117 are allowed" in error.message
+    assert f"would echo {MAX_ECHOED_BYTES + 128} bytes of prompts; {MAX_ECHOED_BYTES} are allowed" in error.message
 
 
-def test_prompts_count_as_often_as_they_are_shown(monkeypatch: pytest.MonkeyPatch):
-    """A completion lists its prompt's in each choice, a chat once for all."""
-    prompt = [5] * 11
-    monkeypatch.setattr(limits, "MAX_ANSWER_LOGPROBS", 1000)
-    completion(prompt=[prompt] * 5, n=5, prompt_logprobs=3)
-    assert refusal(prompt=[prompt] * 5, n=5, prompt_logprobs=4).param == "prompt_logprobs"
-    completion(prompt=[prompt] * 5, n=5, prompt_logprobs=1, echo=True)
-    completion(prompt=[prompt] * 5, n=5, prompt_logprobs=0, echo=True, logprobs=1, max_tokens=5)
-    error = refusal(prompt=[prompt] * 5, n=5, prompt_logprobs=0, echo=True, logprobs=1, max_tokens=6)
+def test_a_completion_counts_its_prompts_in_each_choice():
+    prompts = [[5] * 1025] * (MAX_ANSWER_LOGPROBS // (4 * 1024 * 128))
+    num_choices = len(prompts) * 128
+    completion(prompt=prompts, n=128, prompt_logprobs=3)
+    assert refusal(prompt=prompts, n=128, prompt_logprobs=4).param == "prompt_logprobs"
+    completion(prompt=prompts, n=128, prompt_logprobs=1, echo=True)
+    both = {"prompt_logprobs": 0, "echo": True, "logprobs": 1}
+    completion(prompt=prompts, n=128, max_tokens=512, **both)
+    error = refusal(prompt=prompts, n=128, max_tokens=513, **both)
     assert error.param == "logprobs"
-    assert "750 log-probabilities of prompts and 2 log-probabilities of each of 6 tokens of 25 choices" in error.message
-    length = len(
-        TOKENIZER.encode(
-            [TOKENIZER.render_chat([{"role": "user", "content": "x"}], None, {})], add_special_tokens=False
-        )[0]
-    )
-    monkeypatch.setattr(limits, "MAX_ANSWER_LOGPROBS", (length - 1) * 4 + 80 * 2)
-    chat(n=80, prompt_logprobs=3, max_tokens=9)
-    assert chat(n=10, prompt_logprobs=3, logprobs=True, top_logprobs=1).max_tokens == 8, "what is left"
-    assert refusal(chat, n=10, prompt_logprobs=4, logprobs=True, top_logprobs=1, max_tokens=9).param == "logprobs"
-    assert refusal(chat, prompt_logprobs=20).param == "prompt_logprobs"
+    of_prompts, of_tokens = "{} log-probabilities of prompts", "2 log-probabilities of each of 513 tokens of {} choices"
+    assert of_prompts.format(3 * 1024 * num_choices) in error.message
+    assert of_tokens.format(num_choices) in error.message
+
+
+def test_a_chat_counts_its_prompt_once_for_all_choices():
+    messages = [{"role": "user", "content": "x " * 500}]
+    [prompt] = TOKENIZER.encode([TOKENIZER.render_chat(messages, None, {})], add_special_tokens=False)
+    num_listed = (len(prompt) - 1) * 20
+    assert num_listed * 128 > MAX_ANSWER_LOGPROBS
+    chat(messages=messages, n=128, prompt_logprobs=19, max_tokens=9)
+    both = {"messages": messages, "n": 128, "prompt_logprobs": 19, "logprobs": True, "top_logprobs": 20}
+    left = (MAX_ANSWER_LOGPROBS - num_listed) // (21 * 128)
+    assert chat(**both).max_tokens == left, "what is left"
+    assert refusal(chat, **both, max_tokens=left + 1).param == "logprobs"
+    long = [{"role": "user", "content": "x " * (MAX_ANSWER_LOGPROBS // 21)}]
+    assert refusal(partial(chat, max_len=2**20), messages=long, prompt_logprobs=20).param == "prompt_logprobs"

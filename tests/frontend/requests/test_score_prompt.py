@@ -1,7 +1,9 @@
 """The prompt that asks whether a document answers a query."""
 
 import contextlib
+import copy
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,19 +16,22 @@ from hypothesis import strategies as st
 from common import messages as m
 from common.errors import RequestRejected
 from common.model_files import DEMO_MODEL_DIR
-from common.wire import IntArray
+from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.http.plain_answers import HELD
 from scheduler_svc.frontend.http.rerank_api import RerankApi
+from scheduler_svc.frontend.requests.pooled_request import MAX_TOKENS
 from scheduler_svc.frontend.requests.pooled_schemas import RerankRequest, ScoreRequest
 from scheduler_svc.frontend.requests.pooling_model import PoolingModel
+from scheduler_svc.frontend.requests.reader import RequestReader
 from scheduler_svc.frontend.requests.score_prompt import CHATML, INSTRUCTION, PAIR, SYSTEM, ScorePrompts
 from scheduler_svc.frontend.requests.scoring import tokenize_rerank, tokenize_score
 from scheduler_svc.frontend.text.literal import encode_literally
-from scheduler_svc.frontend.text.long_work import WORTH_A_THREAD
+from scheduler_svc.frontend.text.long_work import WORTH_A_THREAD, LongWork
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import tokens_of
+from scheduler_svc.frontend_options import FrontendOptions
 from tests.frontend.links import in_event_loop
+from tests.support.fake_core import tokens_of
 from tests.support.pooling_folders import make_reranker
 
 THINKING = """{%- for message in messages %}<|im_start|>{{ message.role }}
@@ -44,6 +49,8 @@ Judge.<|im_end|>
 <Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
 <Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>"""
 STATE = m.TaskState(task="score", num_ready=1, max_model_len=400)
+ANN = ApiClient("ann", "ann", 0, is_admin=False, may_read_status=False)
+ROOMY = m.TaskState(task="score", num_ready=1, max_model_len=2**16)
 FLEET = m.FleetState(num_ready=1, fingerprint="f", max_model_len=400, tasks=(STATE,))
 TEXTS = st.lists(st.sampled_from(["a", " b", "\n", " ", "<", "|im_end|>", "<|im_end|>", ":", "é", "́"]), max_size=6)
 
@@ -186,11 +193,16 @@ def test_what_does_not_fit(model: PoolingModel, fields: dict, message: str, para
     assert (message in refused.value.message, refused.value.param) == (True, param)
 
 
-def test_prompts_are_not_put_together_if_they_are_too_long(model: PoolingModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scheduler_svc.frontend.requests.scoring.MAX_TOKENS", 1000)
-    monkeypatch.setattr("scheduler_svc.frontend.requests.scoring._joined", None)
-    with pytest.raises(ApiError, match="the limit is 1000"):
-        rerank(model, documents=["x"] * 8)
+def test_prompts_are_not_put_together_if_they_are_too_long(model: PoolingModel):
+    body = RerankRequest(model="judge", query=" word" * 20_000, documents=["x"] * 300)
+    tokenize_rerank(body.model_copy(update={"documents": ["x"]}), model, ROOMY)  # makes the frame
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError, match=f"the limit is {MAX_TOKENS}"):
+            tokenize_rerank(body, model, ROOMY)
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_TOKENS
+    finally:
+        tracemalloc.stop()
 
 
 def test_pairs(model: PoolingModel):
@@ -206,15 +218,24 @@ def test_pairs(model: PoolingModel):
         pairs(["a", "b"], "c")
 
 
-def test_a_query_is_encoded_once(model: PoolingModel, monkeypatch: pytest.MonkeyPatch):
+def noting(tokenizer: Tokenizer) -> tuple[PoolingModel, list[str]]:
+    """A model that has been asked before, and the texts that it tokenizes from now on."""
     seen: list[str] = []
-    encode = Tokenizer.encode
 
-    def noting(self: Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+    def encode(texts: list[str], **options: bool) -> list[list[int]]:
         seen.extend(texts)
-        return encode(self, texts, add_special_tokens=add_special_tokens)
+        return tokenizer.encode(texts, **options)
 
-    monkeypatch.setattr(Tokenizer, "encode", noting)
+    watched = copy.copy(tokenizer)
+    watched.encode = encode
+    model = PoolingModel(("judge",), watched)
+    assert not model.score_prompts.fault, "which makes the frame, as the first request does"
+    seen.clear()
+    return model, seen
+
+
+def test_a_query_is_encoded_once(reranker: Tokenizer):
+    model, seen = noting(reranker)
     rerank(model, query="Zebra?", documents=["x"] * 50)
     assert sum("Zebra" in text for text in seen) == 1
     assert sum(map(len, seen)) < 2000
@@ -237,11 +258,6 @@ class Reluctant:
         raise Asked(size, work)
 
 
-class Reader:
-    async def parse(self, raw: bytes, schema: type[ScoreRequest], *_: object) -> ScoreRequest:
-        return schema.model_validate_json(raw)
-
-
 @pytest.mark.parametrize(
     ("name", "body"),
     [
@@ -253,32 +269,26 @@ class Reader:
     ids=["an instruction", "the default", "a query", "a query of a ranking"],
 )
 @in_event_loop
-async def test_the_work_is_as_much_as_is_tokenized(
-    model: PoolingModel, monkeypatch: pytest.MonkeyPatch, name: str, body: dict
-):
+async def test_the_work_is_as_much_as_is_tokenized(reranker: Tokenizer, name: str, body: dict):
     """A short one would be done by the event loop, and its streams would wait."""
     raw = json.dumps({"model": "judge", **body}).encode()
-    assert not model.score_prompts.fault, "which makes the frame, as the first request does"
+    model, seen = noting(reranker)
     link = SimpleNamespace(is_up=True, fleet=FLEET)
-    api = RerankApi(link, Reader(), model, Reluctant())
+    reader = RequestReader(link, reranker, FrontendOptions(), LongWork())
+    api = RerankApi(link, reader, model, Reluctant())
     scope: dict[str, object] = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-    scope |= {"baton.client": SimpleNamespace(id="ann"), HELD: SimpleNamespace(release=lambda: None)}
+    scope |= {"baton.client": ANN, HELD: SimpleNamespace(release=lambda: None)}
 
     async def receive() -> dict:
         return {"type": "http.request", "body": raw}
 
     with pytest.raises(Asked) as asked:
         await getattr(api, name)(Request(scope, receive))
-    tokenized, leading = 0, ScorePrompts.leading
-
-    def watched(prompts: ScorePrompts, instruction: str, query: str) -> IntArray:
-        nonlocal tokenized
-        tokenized += len(instruction) + len(query)
-        return leading(prompts, instruction, query)
-
-    monkeypatch.setattr(ScorePrompts, "leading", watched)
     with contextlib.suppress(ApiError):  # the prompts are too long; that is known when they are tokenized
         asked.value.work()
+    frame = model.score_prompts.frame
+    around = len(frame.before_instruction + frame.before_query + frame.after_query + frame.before_document)
+    tokenized = sum(max(len(text) - around, 0) for text in seen)
     assert asked.value.size >= max(tokenized, WORTH_A_THREAD + 1)
 
 
@@ -289,13 +299,14 @@ def test_what_is_rendered_for_the_first_request_is_work_for_a_thread(model: Pool
     assert prompts.work_of_frame == 0
 
 
-def test_a_template_that_cannot_be_rendered_now_is_asked_again(model: PoolingModel, monkeypatch: pytest.MonkeyPatch):
+def test_a_template_that_cannot_be_rendered_now_is_asked_again(reranker: Tokenizer):
     def unavailable(*_: object) -> str:
         raise RequestRejected("not now", "unavailable")
 
-    prompts = ScorePrompts(model.tokenizer)
-    with monkeypatch.context() as away:
-        away.setattr(model.tokenizer, "chat_template", SimpleNamespace(source="", render=unavailable))
-        with pytest.raises(RequestRejected, match="not now"):
-            _ = prompts.fault
+    away = copy.copy(reranker)
+    away.chat_template = SimpleNamespace(source="", render=unavailable)
+    prompts = ScorePrompts(away)
+    with pytest.raises(RequestRejected, match="not now"):
+        _ = prompts.fault
+    away.chat_template = reranker.chat_template
     assert not prompts.fault

@@ -1,24 +1,24 @@
 """What requests may say of their answer's text, before it is compiled."""
 
+import copy
 import json
 
 import pytest
 
 from common import messages as m
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.api_keys import ApiClient
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.grammars.spec import GrammarSpec
-from scheduler_svc.frontend.requests import constraints as constraints_module
 from scheduler_svc.frontend.requests.body import parse
 from scheduler_svc.frontend.requests.chat import tokenize_chat
+from scheduler_svc.frontend.requests.constraints import MAX_GRAMMAR_BYTES
 from scheduler_svc.frontend.requests.schemas import ChatRequest, CompletionRequest
 from scheduler_svc.frontend.requests.structured import MAX_SPEC_BYTES
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest, tokenize_completion
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.support.chats import finished
+from tests.support.demo_tokenizer import TOKENIZER
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 SCHEMA = {"type": "object", "properties": {"b": {"enum": [None, "é"]}, "a": {}}}
 TAGS = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": ""}], "triggers": ["<"]}
 
@@ -169,11 +169,12 @@ def test_what_cannot_be_said(ask, asked: dict, param: str | None, text: str):
     assert len(error.message) < 400
 
 
-def test_a_model_without_a_stop_token(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(TOKENIZER, "eos_token_ids", ())
+def test_a_model_without_a_stop_token():
+    endless = copy.copy(TOKENIZER)
+    endless.eos_token_ids = ()
     with pytest.raises(ApiError, match="no stop token"):
-        completion(structured_outputs={"regex": "a"})
-    assert completion(structured_outputs={"regex": "a"}, stop_token_ids=[5]).grammar
+        completion(endless, structured_outputs={"regex": "a"})
+    assert completion(endless, structured_outputs={"regex": "a"}, stop_token_ids=[5]).grammar
 
 
 def test_the_grammar_is_one_of_the_constraints():
@@ -188,10 +189,10 @@ def test_the_grammar_is_one_of_the_constraints():
     assert alone.params[0].constraints == m.Constraints(grammar="start: /a/")
 
 
-def test_a_long_grammar_for_many_prompts(monkeypatch: pytest.MonkeyPatch):
+def test_a_long_grammar_for_many_prompts():
     """Each prompt is a message of its own, which carries it."""
-    monkeypatch.setattr(constraints_module, "MAX_GRAMMAR_BYTES", 30)
-    asked = {"structured_outputs": {"regex": "é"}}
-    completion(prompt=["x"] * 3, **asked).compiled("é" * 5)
-    with pytest.raises(ApiError, match="A grammar of 10 bytes for each of 4 prompts is more than 30 bytes"):
-        completion(prompt=["x"] * 4, **asked).compiled("é" * 5)
+    asked, size = {"structured_outputs": {"regex": "é"}}, MAX_GRAMMAR_BYTES // 4
+    completion(prompt=["x"] * 4, **asked).compiled("é" * (size // 2))
+    too_much = f"A grammar of {size} bytes for each of 5 prompts is more than {MAX_GRAMMAR_BYTES} bytes"
+    with pytest.raises(ApiError, match=too_much):
+        completion(prompt=["x"] * 5, **asked).compiled("é" * (size // 2))

@@ -1,6 +1,5 @@
 """Templates render as in transformers, and a conversation that they refuse is the client's error."""
 
-import contextlib
 import gc
 import json
 import os
@@ -11,75 +10,11 @@ import pytest
 
 from common.errors import CheckpointError, RequestRejected
 from scheduler_svc.frontend.helper_process import MAX_ANSWER_BYTES
-from scheduler_svc.frontend.text import chat_template
 from scheduler_svc.frontend.text.chat_template import MAX_SOURCE_CHARS, ChatTemplate
 from scheduler_svc.frontend.text.template_program import TemplateProgram
+from tests.support.chat_templates import QWEN3_LIKE
+from tests.support.children import children_of
 
-# In the manner of Qwen3's: ChatML, tools as JSON lines, earlier thoughts dropped, thinking switched off by a variable.
-QWEN3_LIKE = r"""
-{%- if tools %}
-    {{- '<|im_start|>system\n' }}
-    {%- if messages[0].role == 'system' %}
-        {{- messages[0].content + '\n\n' }}
-    {%- endif %}
-    {{- "# Tools\n\nSignatures of the functions:\n<tools>" }}
-    {%- for tool in tools %}
-        {{- "\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "\n</tools><|im_end|>\n" }}
-{%- elif messages[0].role == 'system' %}
-    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
-{%- endif %}
-{%- set ns = namespace(last_query=messages|length - 1, searching=true) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.searching and message.role == "user" and message.content is string %}
-        {%- set ns.searching = false %}
-        {%- set ns.last_query = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set content = message.content %}
-        {%- set reasoning = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set reasoning = message.reasoning_content %}
-        {%- elif '</think>' in content %}
-            {%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
-        {%- endif %}
-        {%- if loop.index0 > ns.last_query and reasoning %}
-            {{- '<|im_start|>assistant\n<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
-        {%- else %}
-            {{- '<|im_start|>assistant\n' + content }}
-        {%- endif %}
-        {%- for call in message.tool_calls or [] %}
-            {%- set call = call.function if call.function else call %}
-            {{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
-            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
-            {{- '}\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
-            {{- '<|im_end|>\n' }}
-        {%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\n\n</think>\n\n' }}
-    {%- endif %}
-{%- endif %}
-"""
 TOOLS = [
     {
         "type": "function",
@@ -186,17 +121,6 @@ def test_what_json_of_a_request_can_hold_reaches_the_template():
     assert ChatTemplate("{{ messages[0].role }}", {}).render(half, None, {}) == "user"
 
 
-def children() -> set[int]:
-    """Processes that render for this one."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid() and fields[0] != "Z":
-                found.add(int(stat.parent.name))
-    return found
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -220,10 +144,10 @@ def children() -> set[int]:
         "{% set n = 9**8 %}{{ strftime_now('%H' * n) }}",
     ],
 )
-def test_a_template_without_end_costs_its_process_alone(monkeypatch: pytest.MonkeyPatch, source: str):
+def test_a_template_without_end_costs_its_process_alone(source: str):
     """Time, memory or the length of its text: one of the three has an end, whatever it does."""
-    monkeypatch.setattr(chat_template, "RENDER_MAY_TAKE_S", 0.3)
-    template = ChatTemplate("{% if enough is not defined %}" + source + "{% else %}whole{% endif %}", {})
+    source = "{% if enough is not defined %}" + source + "{% else %}whole{% endif %}"
+    template = ChatTemplate(source, {}, render_may_take_s=0.3)
     assert template.variables
     before = peak_bytes()
     ended = r"the model's chat template (takes more|fails|writes more|cannot render)"
@@ -231,7 +155,7 @@ def test_a_template_without_end_costs_its_process_alone(monkeypatch: pytest.Monk
         template.render([{"role": "user", "content": "x"}] * 4096, None, {})
     assert rejected.value.code == "invalid_value"
     assert peak_bytes() - before < 2 * MAX_ANSWER_BYTES + 2**24
-    monkeypatch.undo()
+    template.render_may_take_s = 60.0
     assert template.render(MESSAGES, None, {"enough": True}) == "whole", "the next one is served"
 
 
@@ -260,14 +184,14 @@ def test_a_template_that_costs_too_much_to_compile_is_the_models_fault(source: s
 
 def test_the_process_of_a_template_ends_with_it():
     gc.collect()
-    before = children()
+    before = children_of(os.getpid())
     template = ChatTemplate("x", {})
-    assert children() == before, "it is started when it is needed"
+    assert children_of(os.getpid()) == before, "it is started when it is needed"
     assert template.render([], None, {}) == "x"
-    assert len(children() - before) == 1
+    assert len(children_of(os.getpid()) - before) == 1
     del template
     gc.collect()
-    assert children() == before
+    assert children_of(os.getpid()) == before
 
 
 @pytest.mark.parametrize(

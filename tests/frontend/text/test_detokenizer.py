@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from common.errors import CheckpointError
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.text.detokenizer import Detokenizer, token_byte_table
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests.support.demo_tokenizer import TOKENIZER
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
 REFERENCE = tokenizers.Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))
 BYTE_TOKENS = {data[0]: token_id for token_id, data in TOKENIZER.token_bytes.items() if len(data) == 1}
 BYTE_LEVEL = {"type": "ByteLevel"}

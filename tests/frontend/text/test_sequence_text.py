@@ -4,13 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.frontend.text.sequence_text import SequenceText, TextRules
 from scheduler_svc.frontend.text.stop_strings import StopStrings
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests.support.demo_tokenizer import EOS, TOKENIZER
 
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
-EOS = TOKENIZER.eos_token_ids[0]
 EOS_TEXT = TOKENIZER.all_token_bytes[EOS].decode()
 
 

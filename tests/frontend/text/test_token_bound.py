@@ -1,6 +1,7 @@
 """A bound on the tokens of a text that its length proves: texts beyond it are refused without tokenizing them."""
 
 import asyncio
+import copy
 import json
 import threading
 import unicodedata
@@ -18,13 +19,32 @@ from scheduler_svc.frontend.requests.tokenized_request import tokenize_completio
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend.text.long_work import NUM_THREADS, WORTH_A_THREAD, LongWork
 from scheduler_svc.frontend.text.token_bound import NFC_CONTRACTION, characters_per_token
-from scheduler_svc.frontend.text.tokenizer import CHARACTERS_AT_ONCE, Tokenizer
+from scheduler_svc.frontend.text.tokenizer import CHARACTERS_AT_ONCE, Tokenizer, portions
 from tests.frontend.links import in_event_loop
 from tests.support.chats import finished
+from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.effort import examples
 
 MAX_LEN = 2048
-TOKENIZER = Tokenizer(DEMO_MODEL_DIR)
+
+
+def never_encoding() -> Tokenizer:
+    """A tokenizer that nothing may be tokenized by."""
+
+    def encode(*_, **__):
+        pytest.fail("a text was tokenized")
+
+    tokenizer = copy.copy(TOKENIZER)
+    tokenizer.encode = encode
+    return tokenizer
+
+
+def tokenize_chats(messages, tokenizer=None, **more):
+    tokenizer = tokenizer or never_encoding()
+    body = ChatRequest.model_validate({"model": "m", "messages": messages, **more})
+    return finished(tokenize_chat(body, tokenizer, MAX_LEN), tokenizer)
+
+
 QWEN_SPLIT = {
     "type": "Sequence",
     "pretokenizers": [
@@ -77,21 +97,13 @@ def test_where_characters_may_be_left_out_nothing_is_proved(change):
     "tokenize",
     [
         lambda text: tokenize_completion(
-            CompletionRequest(model="m", prompt=[text, "short"], max_tokens=1), TOKENIZER, MAX_LEN
+            CompletionRequest(model="m", prompt=[text, "short"], max_tokens=1), never_encoding(), MAX_LEN
         ),
-        lambda text: finished(
-            tokenize_chat(
-                ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": text}]}),
-                TOKENIZER,
-                MAX_LEN,
-            ),
-            TOKENIZER,
-        ),
+        lambda text: tokenize_chats([{"role": "user", "content": text}]),
     ],
     ids=["completion", "chat"],
 )
-def test_what_cannot_fit_is_not_tokenized(monkeypatch, tokenize):
-    monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
+def test_what_cannot_fit_is_not_tokenized(tokenize):
     text = "a" * (MAX_LEN * TOKENIZER.characters_per_token + 1)
     with pytest.raises(ApiError, match=r"has \d+ characters, which are \d+ tokens or more") as refused:
         tokenize(text)
@@ -112,48 +124,37 @@ CALL = {"id": "c", "function": {"name": "f", "arguments": json.dumps({"x": LONG}
     ],
     ids=["tools", "variables", "arguments", "reasoning"],
 )
-def test_what_a_template_writes_is_measured_wherever_it_stood(monkeypatch, change):
+def test_what_a_template_writes_is_measured_wherever_it_stood(change):
+    tokenizer = never_encoding()
     source = '{# <tool_call>{"name": ...} #}{{ messages | tojson }}{{ tools | tojson }}{{ note }}'
-    monkeypatch.setattr(TOKENIZER, "chat_template", ChatTemplate(source, {}))
-    monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
-    body = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}]} | change)
+    tokenizer.chat_template = ChatTemplate(source, {})
     with pytest.raises(ApiError, match=r"which are \d+ tokens or more"):
-        finished(tokenize_chat(body, TOKENIZER, MAX_LEN), TOKENIZER)
+        tokenize_chats(**{"messages": [{"role": "user", "content": "x"}]} | change, tokenizer=tokenizer)
 
 
-def test_what_is_in_the_arguments_of_a_call_is_counted_before_it_is_decoded(monkeypatch):
-    monkeypatch.setattr("scheduler_svc.frontend.requests.messages.loads", None)
-    arguments = "[" + "[]," * MAX_CONTAINERS + "[]]"
+def test_what_is_in_the_arguments_of_a_call_is_counted_before_it_is_decoded():
+    """What is refused is a string; what is not would be decoded."""
+    arguments = '{"x": [' + "[]," * MAX_CONTAINERS + "[]]}"
     call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
     body = ChatRequest.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
     [told] = body.messages[0].plain()["tool_calls"]
     assert told["function"]["arguments"] == {"arguments": arguments}
 
 
-def test_before_an_executor_has_joined_the_models_own_length_counts(monkeypatch):
-    monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
+def test_before_an_executor_has_joined_the_models_own_length_counts():
     positions = json.loads((DEMO_MODEL_DIR / "config.json").read_text())["max_position_embeddings"]
     text = "a" * (positions * TOKENIZER.characters_per_token + 1)
     with pytest.raises(ApiError, match="maximum context length"):
-        tokenize_completion(CompletionRequest(model="m", prompt=text, max_tokens=1), TOKENIZER, 0)
+        tokenize_completion(CompletionRequest(model="m", prompt=text, max_tokens=1), never_encoding(), 0)
 
 
 def test_many_texts_are_tokenized_some_at_a_time():
-    portions = []
-
-    class Spy:
-        def encode_batch_fast(self, texts, add_special_tokens):
-            portions.append(sum(map(len, texts)))
-            return TOKENIZER._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-
     texts = ["word " * 20_000] * 8 + ["short"]
-    tokenizer = Tokenizer(DEMO_MODEL_DIR)
-    tokenizer._tokenizer = Spy()
-    assert [len(ids) for ids in tokenizer.encode(texts, add_special_tokens=False)] == [
-        len(ids) for ids in TOKENIZER.encode(texts, add_special_tokens=False)
-    ]
-    assert max(portions) <= CHARACTERS_AT_ONCE
-    assert sum(portions) == sum(map(len, texts))
+    divided = list(portions(texts))
+    assert max(sum(map(len, some)) for some in divided) <= CHARACTERS_AT_ONCE
+    assert [text for some in divided for text in some] == texts
+    one_by_one = [TOKENIZER.encode([text], add_special_tokens=False)[0] for text in texts]
+    assert TOKENIZER.encode(texts, add_special_tokens=False) == one_by_one
 
 
 @in_event_loop

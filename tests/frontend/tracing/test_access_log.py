@@ -7,17 +7,17 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from common import messages as m
 from scheduler_svc.frontend.tracing.access_log import FIELDS
 from tests import ROOT
 from tests.frontend.collector import attributes, collecting
-from tests.frontend.fake_core import FakeCore, Step, delta, outputs, refuse, say, silence
-from tests.frontend.harness import MODEL, Frontend, running_frontend
-from tests.frontend.tracing.test_tracing import life
+from tests.frontend.tracing.lives import life
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, Step, delta, outputs, refuse, say, silence
+from tests.support.frontend_process import MODEL, Frontend, running_frontend
+from tests.support.plain_http import http
 
 KEY, SECRET = "sk-never-to-be-logged", "a secret prompt"
 PROXY = "127.0.0.1"
@@ -50,7 +50,7 @@ class Lines:
     def of(self, request: str) -> dict[str, Any]:
         """The one line of a request; another request is sent after it, so that a second line would be there, too."""
         eventually(lambda: [line for line in self.all() if line.get("request") == request])
-        httpx.get(f"{self.frontend.url}/health", headers={"x-request-id": f"after-{request}"})
+        http.get(f"{self.frontend.url}/health", headers={"x-request-id": f"after-{request}"})
         eventually(lambda: [line for line in self.all() if line.get("request") == f"after-{request}"])
         [line] = [line for line in self.all() if line.get("request") == request]
         return line
@@ -63,7 +63,7 @@ def lines(frontend: Frontend) -> Lines:
 
 def ask(frontend: Frontend, request: str, body: Any, path: str = "/v1/chat/completions", **headers: str):
     headers = {"authorization": f"Bearer {KEY}", "x-request-id": request} | headers
-    return httpx.post(frontend.url + path, json=body, headers=headers, timeout=20)
+    return http.post(frontend.url + path, json=body, headers=headers)
 
 
 def without(line: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[Callable[[Frontend], Any], dict[str, Any]]] = {
         {"endpoint": "/v1/chat/completions", "status": 404, "error": "model_not_found"},
     ),
     "no-json": (
-        lambda frontend: httpx.post(
+        lambda frontend: http.post(
             f"{frontend.url}/v1/completions",
             content=b"{",
             headers={"x-request-id": "no-json", "authorization": f"Bearer {KEY}"},
@@ -134,20 +134,20 @@ REFUSED: dict[str, tuple[Callable[[Frontend], Any], dict[str, Any]]] = {
         {"endpoint": "other", "status": 404, "error": "unknown_url"},
     ),
     "no-request": (
-        lambda frontend: httpx.delete(
+        lambda frontend: http.delete(
             f"{frontend.url}/v1/requests/none",
             headers={"x-request-id": "no-request", "authorization": f"Bearer {KEY}"},
         ),
         {"endpoint": "/v1/requests/{request_id}", "status": 404, "error": "request_not_found", "id": "none"},
     ),
     "metrics": (
-        lambda frontend: httpx.get(
+        lambda frontend: http.get(
             f"{frontend.url}/metrics", headers={"x-request-id": "metrics", "authorization": f"Bearer {KEY}"}
         ),
         {"endpoint": "/metrics", "status": 200},
     ),
     "preflight": (
-        lambda frontend: httpx.options(f"{frontend.url}/v1/models", headers={"x-request-id": "preflight"}),
+        lambda frontend: http.options(f"{frontend.url}/v1/models", headers={"x-request-id": "preflight"}),
         {"endpoint": "/v1/models", "status": 401, "error": "invalid_api_key"},
     ),
 }
@@ -208,7 +208,7 @@ def test_a_stream_that_is_cancelled_is_a_line_and_so_is_what_cancels_it(frontend
     with frontend.begin("/v1/chat/completions", body, **headers) as connection:
         connection.recv(4096)
         headers["x-request-id"] = "cancels"
-        assert httpx.delete(f"{frontend.url}/v1/requests/mine", headers=headers).status_code == 204
+        assert http.delete(f"{frontend.url}/v1/requests/mine", headers=headers).status_code == 204
         line = lines.of("cancelled")
     assert (line["id"], line["status"], line["error"]) == ("mine", 200, "cancelled")
     line = lines.of("cancels")
@@ -231,12 +231,12 @@ def test_what_is_no_request_is_a_line(frontend, lines):
 
 
 def test_a_body_that_breaks_off_is_one_line_and_one_count(frontend, core, lines):
-    httpx.get(f"{frontend.url}/metrics", headers={"authorization": f"Bearer {KEY}"})  # tells what was counted
+    http.get(f"{frontend.url}/metrics", headers={"authorization": f"Bearer {KEY}"})  # tells what was counted
     core.counts.clear()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
     line = lines.of(raw(frontend, f"{head}transfer-encoding: chunked\r\n\r\nno length\r\n\r\n".encode()))
     assert (line["endpoint"], line["status"], line["error"]) == ("/v1/completions", 400, "invalid_http")
-    httpx.get(f"{frontend.url}/metrics", headers={"authorization": f"Bearer {KEY}"})
+    http.get(f"{frontend.url}/metrics", headers={"authorization": f"Bearer {KEY}"})
     counted = [(each.path, each.status) for message in core.counts for each in message.http]
     assert counted.count(("/v1/completions", 400)) == 1
     assert ("/v1/completions", 499) not in counted
@@ -272,7 +272,7 @@ def test_a_frontend_that_the_core_leaves_writes_them_too(own):
 
 def test_the_address_behind_a_trusted_proxy_is_its_last_word(own):
     said = {"x-request-id": "proxied", "x-forwarded-for": "6.6.6.6, 10.0.0.7"}
-    httpx.get(f"{own.url}/v1/models/none", headers=said)
+    http.get(f"{own.url}/v1/models/none", headers=said)
     assert Lines(own).of("proxied")["address"] == "10.0.0.7"
     refused = [json.loads(line) for line in own.log.splitlines() if "request refused" in line]
     assert [line["client"] for line in refused] == ["10.0.0.7"]
@@ -281,7 +281,7 @@ def test_the_address_behind_a_trusted_proxy_is_its_last_word(own):
 def test_lines_of_a_traced_request_name_its_trace_and_the_core_is_asked_once():
     with collecting() as collector, running_frontend(*OPTIONS, **collector.environment) as frontend:
         frontend.core.tell_life = lambda request_id, now: (life(now),)
-        answer = httpx.post(f"{frontend.url}/v1/chat/completions", json=CHAT, headers={"x-request-id": "traced"})
+        answer = http.post(f"{frontend.url}/v1/chat/completions", json=CHAT, headers={"x-request-id": "traced"})
         span = collector.of_answer(answer.json()["id"])
         line = Lines(frontend).of("traced")
         assert line["trace_id"] == span.trace_id.hex()
@@ -289,7 +289,7 @@ def test_lines_of_a_traced_request_name_its_trace_and_the_core_is_asked_once():
         assert frontend.core.life_queries == [f"{line['id']}-0"]
         trace_id = "0af7651916cd43dd8448eb211c80319c"
         headers = {"x-request-id": "unknown", "traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
-        httpx.post(f"{frontend.url}/v1/chat/completions", json=CHAT | {"model": "x"}, headers=headers)
+        http.post(f"{frontend.url}/v1/chat/completions", json=CHAT | {"model": "x"}, headers=headers)
         assert Lines(frontend).of("unknown")["trace_id"] == trace_id
         [refused] = [json.loads(line) for line in frontend.log.splitlines() if "request refused" in line]
         assert (refused["request"], refused["trace_id"]) == ("unknown", trace_id)

@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx
 import pytest
 
 from tests.frontend.collector import attributes, collecting
-from tests.frontend.harness import MODEL, Frontend
 from tests.frontend.sse import events_in
 from tests.support.core import FakeExecutor, running_core
+from tests.support.frontend_process import MODEL, Frontend
+from tests.support.plain_http import http
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 100, "ignore_eos": True, "stream": True, "resumable": True}
@@ -28,12 +28,12 @@ def test_a_stream_whose_executor_and_whose_frontend_are_replaced(tmp_path: Path)
             other.wait_until_ready()
             headers = {"traceparent": PARENT}
             url = f"{frontend.url}/v1/completions"
-            with httpx.stream("POST", url, json=BODY | {"request_id": "r"}, headers=headers, timeout=20) as answer:
+            with http.stream("POST", url, json=BODY | {"request_id": "r"}, headers=headers) as answer:
                 next(events_in(answer))
                 frontend.process.kill()  # its span is lost
             first_read_ns = time.time_ns()
             second = FakeExecutor(core.back, name="b", step_s=0.01)
-            with httpx.stream("GET", f"{other.url}/v1/requests/r/events", timeout=20) as answer:
+            with http.stream("GET", f"{other.url}/v1/requests/r/events") as answer:
                 events = events_in(answer)
                 next(events)
                 first.leaving.set()

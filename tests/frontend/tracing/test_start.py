@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from common.installation import install_command
 from scheduler_svc.frontend.tracing import start
@@ -65,9 +66,9 @@ def test_without_the_packages_a_line_says_how_to_install_them():
 def test_what_keeps_it_from_tracing(variables: dict[str, str], reason: str, monkeypatch):
     for name, value in (ENDPOINT | variables).items():
         monkeypatch.setenv(name, value)
-    said: list[str] = []
-    monkeypatch.setattr(start.log, "warning", lambda event, **facts: said.append(facts["reason"]))
-    assert start.start_tracing(SimpleNamespace(life=None), "frontend") is None
+    with capture_logs() as lines:
+        assert start.start_tracing(SimpleNamespace(life=None), "frontend") is None
+    said = [line["reason"] for line in lines if line["log_level"] == "warning"]
     assert len(said) == (1 if reason else 0)
     assert all(reason in line for line in said)
 

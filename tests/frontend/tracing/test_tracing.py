@@ -11,9 +11,11 @@ import pytest
 
 from common import messages as m
 from tests.frontend.collector import Collector, Span, attributes, collecting
-from tests.frontend.fake_core import FakeCore, Step, echo, refuse, say, silence
-from tests.frontend.harness import COMPLETION, MODEL, Frontend, running_frontend
+from tests.frontend.tracing.lives import life, slow_echo
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, refuse, say, silence
+from tests.support.frontend_process import COMPLETION, MODEL, Frontend, running_frontend
+from tests.support.plain_http import http
 from tests.support.pooling_folders import make_reranker
 
 RERANKER = "rank"
@@ -43,30 +45,8 @@ def _no_lives(core: FakeCore) -> None:
     core.tell_life = lambda request_id, now: ()
 
 
-def life(now: float, *, index: int = 0, cause: str = "length") -> m.SequenceLife:
-    """One that began 30 ms ago."""
-    where = {"executor": "gpu-0", "epoch": 7}
-    marks = [
-        m.Mark(at=now - 0.030, what="queued", tokens=3),
-        m.Mark(at=now - 0.025, what="admitted", tokens=3, cached=2, **where),
-        m.Mark(at=now - 0.025, what="prefill", tokens=1, **where),
-        m.Mark(at=now - 0.020, what="first_token", **where),
-        m.Mark(at=now - 0.015, what="lost", cause="timeout", **where),
-        m.Mark(at=now - 0.010, what="admitted", tokens=5, **where),
-        m.Mark(at=now - 0.008, what="resumed", **where),
-        m.Mark(at=now - 0.005, what="ended", tokens=4, cause=cause, **where),
-    ]
-    return m.SequenceLife(index=index, marks=marks, num_left_out=0, output=4)
-
-
-def slow_echo(submit: m.Submit) -> Iterator[Step]:
-    """Takes longer than `life`."""
-    yield 0.15
-    yield from echo(submit)
-
-
 def post(frontend: Frontend, path: str, body: object, **headers: str) -> httpx.Response:
-    return httpx.post(frontend.url + path, json=body, headers=headers, timeout=20)
+    return http.post(frontend.url + path, json=body, headers=headers)
 
 
 def id_of(answer: httpx.Response) -> str:
@@ -162,7 +142,7 @@ def test_without_a_parent_a_trace_begins_and_one_prompt_is_one_question(
     ids=["cut", "zeros", "version ff", "long", "no ascii", "two", "only a state"],
 )
 def test_what_names_no_span_is_ignored(frontend: Frontend, collector: Collector, headers):
-    answer = httpx.post(f"{frontend.url}/v1/completions", json=COMPLETION, headers=headers, timeout=20)
+    answer = http.post(f"{frontend.url}/v1/completions", json=COMPLETION, headers=headers)
     assert answer.status_code == 200
     span = collector.of_answer(id_of(answer))
     assert span.parent_span_id == b""
@@ -205,7 +185,7 @@ def test_every_endpoint_that_asks_the_core_is_traced(
 
 def test_other_requests_are_not(frontend: Frontend, core: FakeCore, collector: Collector):
     for path in ("/health", "/v1/models", "/nowhere", "/v1/requests/x", "/v1/completions"):
-        httpx.get(frontend.url + path)
+        http.get(frontend.url + path)
     post(frontend, "/tokenize", {"prompt": "x"})
     collector.of_answer(id_of(post(frontend, "/v1/completions", COMPLETION)))
     paths = {attributes(span).get("url.path") for span in collector.spans} - {None}
@@ -281,13 +261,13 @@ def test_who_reads_on_is_in_the_trace_of_the_request(frontend: Frontend, core: F
     def resumed_below(parent_id: bytes) -> Span:
         return collector.wait_for(lambda span: span.name == f"resume {MODEL}" and span.parent_span_id == parent_id)
 
-    httpx.get(url)
+    http.get(url)
     span = resumed_below(asked.span_id)
     assert span.trace_id == asked.trace_id
     assert attributes(span)["http.route"] == "/v1/requests/{request_id}/events"
     assert not span.links
     other = f"00-{'1' * 32}-{'2' * 16}-01"
-    httpx.get(url, headers={"traceparent": other})
+    http.get(url, headers={"traceparent": other})
     [link] = resumed_below(bytes.fromhex("2" * 16)).links
     assert (link.trace_id, link.span_id) == (asked.trace_id, asked.span_id)
 

@@ -7,20 +7,20 @@ page does.
 import asyncio
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
-from unittest.mock import patch
 
 import msgspec
 
 from common import messages as m
+from common.clocks import Clocks
 from scheduler_svc.core.fleet.fleet import FAILURES
 from scheduler_svc.core.observability.prometheus_text import CAUSES
 from scheduler_svc.frontend.http.page_api import RequestLife
 from scheduler_svc.frontend.live.hub import LiveHub
 from scheduler_svc.frontend.live.page_events import Reader
-from tests.frontend.live.views import EPOCH, blocks, change, event, fresh, running, waiting
+from tests.support.link import Link
 from tests.support.status_reports import executor_status, status_report
+from tests.support.views import EPOCH, blocks, change, event, fresh, running, waiting
 
 FOLDER = Path(__file__).parent
 EVENTS = FOLDER / "events.txt"
@@ -72,28 +72,14 @@ MARKS = (
 )
 
 
-class _Link:
-    def __init__(self) -> None:
-        self.is_up = True
-        self.on_view = lambda view: None
-
-    def send_views(self, wish: m.SendViews) -> None:
-        """Not asked: the Views are here."""
-
-
 def events() -> str:
     """All that one page is told of VIEWS, as it is sent."""
-    clocks = SimpleNamespace(time=lambda: WALL_S, monotonic=lambda: 5.0)
-    with (
-        patch("scheduler_svc.frontend.live.hub.time", clocks),
-        patch("scheduler_svc.frontend.live.picture.time", clocks),
-    ):
-        return asyncio.run(_told())
+    return asyncio.run(_told())
 
 
 async def _told() -> str:
-    link = _Link()
-    hub = LiveHub(link)
+    link = Link()
+    hub = LiveHub(link, clocks=lambda: Clocks(WALL_S, 0.0, 5.0))
     told = b""
     with hub.page(Reader("", sees_all=True)) as page:
         await asyncio.sleep(0)  # it asks

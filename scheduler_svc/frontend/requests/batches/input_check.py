@@ -12,22 +12,27 @@ ID_BYTES = 16  # of a hash that stands for a custom_id: the ids themselves could
 class InputCheck:
     """Takes the lines of an input one after the other, and keeps what is wrong with them.
 
+    Args:
+        endpoint: of the batch.
+        max_lines: requests of a batch.
+
     Attributes:
         num_lines: requests so far.
         errors: the first `MAX_ERRORS` of them.
         is_over: whether further lines would change nothing.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, max_lines: int = MAX_LINES) -> None:
         self.num_lines = 0
         self.errors: list[BatchError] = []
         self._endpoint = endpoint
+        self._max_lines = max_lines
         self._seen: set[bytes] = set()
 
     @property
     def is_over(self) -> bool:
         """Whether there are as many lines as are allowed, and one more, or as many errors as are told."""
-        return self.num_lines > MAX_LINES or len(self.errors) >= MAX_ERRORS
+        return self.num_lines > self._max_lines or len(self.errors) >= MAX_ERRORS
 
     def add(self, lines: list[InputLine]) -> None:
         """Look at the next lines."""
@@ -35,8 +40,8 @@ class InputCheck:
             if self.is_over:
                 return
             self.num_lines += 1
-            if self.num_lines > MAX_LINES:
-                self.errors.append(BatchError("too_many_tasks", f"A batch has at most {MAX_LINES} requests."))
+            if self.num_lines > self._max_lines:
+                self.errors.append(BatchError("too_many_tasks", f"A batch has at most {self._max_lines} requests."))
                 return
             try:
                 self._add(line)

@@ -1,34 +1,39 @@
 """A response's events: what openai's package says events are, numbered by tokens alone, and the same after any cut."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from openai.types.responses import Response
 
 from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.responses.called_tool import CalledTool
-from scheduler_svc.frontend.answers.responses.events import BEGINNING, NEVER, Outcome, ResponseEvents, ResponseSpec
-from scheduler_svc.frontend.answers.responses.objects import response_json
+from scheduler_svc.frontend.answers.responses.events import BEGINNING, NEVER, ResponseEvents, ResponseSpec
 from scheduler_svc.frontend.answers.responses.thoughts import opened_thought
 from scheduler_svc.frontend.answers.responses.token_record import TokenRecord, follow, written
 from scheduler_svc.frontend.background.token_log import COLUMNS, TokenLog
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.parsing.message import MessageRules
-from scheduler_svc.frontend.requests.responses.head import head_json
-from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
-from tests.frontend.answers.test_message_text import BOTH, CALL, EOS, PIECES, SECOND, TOKENIZER, ids
-from tests.frontend.fake_core import int32, logprob_columns
+from tests.frontend.answers.responses.told import (
+    EVENT,
+    ID,
+    check_growth,
+    context_of,
+    deltas_of,
+    events_in,
+    spec_of,
+    stream,
+    whole,
+)
+from tests.frontend.answers.texts import CALL, PIECES, SECOND
+from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
 from tests.support.effort import examples
+from tests.support.instructions import instructions_of
 
-ID = "resp_0123456789abcdef01234567"
-EVENT = TypeAdapter(ResponseStreamEvent)
 CUSTOM_CALL = '<tool_call>\n{"name": "f", "arguments": {"input": "<é\\n🦊>"}}\n</tool_call>'
 TOOLS: list[dict[str, CalledTool]] = [
     {},
@@ -36,76 +41,6 @@ TOOLS: list[dict[str, CalledTool]] = [
     {"f": CalledTool("patch", is_custom=True), "g": CalledTool("g", "n", is_custom=True)},
 ]
 TOKENS = st.lists(st.sampled_from([*PIECES, CUSTOM_CALL]), max_size=12).map(lambda pieces: ids("".join(pieces)))
-
-
-def spec_of(
-    *,
-    in_summary: bool = False,
-    is_sealed: bool = False,
-    is_background: bool = True,
-    tools: dict[str, CalledTool] | None = None,
-) -> ResponseSpec:
-    body = ResponseRequest(model="m", input="Hi", background=is_background)
-    head = head_json(body, m.SamplingParams(max_tokens=9), response_id=ID, model="m", created=1)
-    return ResponseSpec(ID, head, in_summary, is_sealed, is_background, tools or {})
-
-
-def context_of(rules: MessageRules = BOTH, logprobs: int = 0, stop: tuple[str, ...] = ()) -> AnswerContext:
-    facts = {"created": 1, "model": "m", "num_prompts": 1, "n": 1, "include_usage": True, "is_resumable": True}
-    return AnswerContext(kind="response", message=rules, logprobs=logprobs, stop=stop, **facts)
-
-
-def deltas_of(
-    tokens: Sequence[int], sizes: Sequence[int], reason: m.FinishReason, logprobs: int = 0
-) -> list[m.TokenDelta]:
-    """All tokens in groups of these sizes over and over; the end may come by itself, unless it is a stop token."""
-    deltas: list[m.TokenDelta] = []
-    start = 0
-    while start < len(tokens):
-        group = list(tokens[start : start + sizes[len(deltas) % len(sizes)]])
-        start += len(group)
-        end = reason if start == len(tokens) and (reason == "stop" or sizes[0] != 2) else None
-        columns = logprob_columns(group, logprobs)
-        deltas.append(m.TokenDelta(request_id="r", index=0, token_ids=int32(group), finish_reason=end, **columns))
-    if not deltas or deltas[-1].finish_reason is None:
-        deltas.append(m.TokenDelta(request_id="r", index=0, token_ids=b"", finish_reason=reason))
-    return deltas
-
-
-async def stream(
-    deltas: Sequence[m.TokenDelta], context: AnswerContext, spec: ResponseSpec, after: int = -1
-) -> tuple[bytes, Outcome]:
-    """The bytes of a stream whose deltas come one by one, and what the response came to."""
-    queue, generation = follow(spec, context.encode(), 3, TOKENIZER)
-    broadcast = TokenLog(ID, queue)
-    events = ResponseEvents(spec, after=after)
-    parts = [events.begun()]
-
-    async def put() -> None:
-        for delta in deltas:
-            broadcast.put(delta)
-            await asyncio.sleep(0)
-
-    putting = asyncio.create_task(put())
-    async for pieces in generation.pieces():
-        parts += events.of(pieces)
-    await putting
-    outcome = events.outcome(generation.usage)
-    return b"".join([*parts, events.ended(generation.usage, "")]), outcome
-
-
-def events_in(data: bytes) -> list[dict]:
-    found = []
-    for block in data.decode().split("\n\n")[:-1]:
-        name, fields = block.split("\n")
-        event = json.loads(fields.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        found.append(event)
-    return found
-
-
-def whole(spec: ResponseSpec, outcome: Outcome) -> dict:
-    return json.loads(bytes(response_json(spec.head, outcome.status, outcome.output, outcome.tail)))
 
 
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
@@ -160,33 +95,6 @@ def _written(record: TokenRecord, after: int) -> bytes:
     return b"".join(part for step in written(record.deltas, generation, events) for part in step)
 
 
-def check_growth(events: list[dict]) -> None:
-    """Items begin and end in turn, and each text is the sum of its pieces."""
-    texts: dict[int, str] = {}
-    done: dict[int, dict] = {}
-    for event in events:
-        kind, index = event["type"], event.get("output_index", -1)
-        if kind == "response.output_item.added":
-            assert index == len(texts) == len(done), "one item after the other"
-            texts[index] = ""
-        elif kind.endswith(".delta"):
-            assert event["delta"], "an event that says nothing"
-            texts[index] += event["delta"]
-        elif kind == "response.output_item.done":
-            done[index] = event["item"]
-        elif kind.endswith("_text.done"):
-            assert event["text"] == texts[index]
-        elif kind == "response.function_call_arguments.done":
-            assert event["arguments"] == texts[index]
-        elif kind == "response.custom_tool_call_input.done":
-            assert event["input"] == texts[index]
-    output = events[-1]["response"]["output"]
-    assert output == [done[index] for index in range(len(done))]
-    assert output, "every answer has an item"
-    assert len({item["id"] for item in output}) == len(output)
-    Response.model_validate(events[-1]["response"])
-
-
 def test_a_thought_a_text_and_calls_are_items():
     tokens = [*ids(f"<think>\nHm.\n</think>\n\nWell:\n{CALL}\n{SECOND}"), EOS]
     spec = spec_of(is_sealed=True)
@@ -235,12 +143,10 @@ def test_a_failure_is_an_event_and_is_written_again(reason: m.FinishReason, num_
         assert events_in(_written(record, after)) == seen[after + 1 : -1]
 
 
-def test_events_that_are_not_sent_are_not_written(monkeypatch):
-    written = []
-    monkeypatch.setattr(ResponseEvents, "_write", lambda *_: written.append(1) or b"")
-    events = ResponseEvents(spec_of(), after=NEVER)
-    assert events.begun() == b""
-    assert written == []
+def test_events_that_are_not_sent_are_not_written():
+    costs = [instructions_of(ResponseEvents(spec_of(), after=after).begun) for after in (NEVER, -1)]
+    assert costs[0] < 0.85 * costs[1]
+    assert ResponseEvents(spec_of(), after=NEVER).begun() == b""
 
 
 @settings(max_examples=examples(100))
@@ -261,9 +167,9 @@ def test_each_token_is_there_once_however_often_the_core_begins_anew(tokens, dat
     told = [delta for _, delta in asyncio.run(queue.get())]
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(tokens))] * 2)))
     [part] = deltas_of(tokens[start:stop], [1000], "length", logprobs=2)
-    for deltas, whole in ((log.deltas, expected), (told, expected), (log.between(start, stop), part)):
+    for deltas, wanted in ((log.deltas, expected), (told, expected), (log.between(start, stop), part)):
         for name in COLUMNS:
-            assert b"".join(getattr(delta, name) for delta in deltas) == getattr(whole, name)
+            assert b"".join(getattr(delta, name) for delta in deltas) == getattr(wanted, name)
     assert not any(delta.finish_reason for delta in log.between(0, len(tokens)))
 
 

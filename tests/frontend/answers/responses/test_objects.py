@@ -58,18 +58,17 @@ def test_pieces_are_the_whole(thread, head: int, output: int, status: str):
     asyncio.run(run())
 
 
-def test_one_that_is_short_is_read_at_once(thread, monkeypatch):
-    async def run() -> None:
-        store = await stored(thread, status="completed", output_items=b"[1]", tail=b"{}")
-        answer = await store.answer("ann", "resp_0")
-        reads = []
-        read = ResponseStore.read
+def test_one_that_is_short_is_read_at_once(thread):
+    reads = []
 
-        async def counted(self, *args):
+    class Counting(ResponseStore):
+        async def read(self, *args):
             reads.append(args)
-            return await read(self, *args)
+            return await super().read(*args)
 
-        monkeypatch.setattr(ResponseStore, "read", counted)
+    async def run() -> None:
+        await stored(thread, status="completed", output_items=b"[1]", tail=b"{}")
+        answer = await Counting(thread, StoreOptions()).answer("ann", "resp_0")
         assert len([piece async for piece in answer.json()]) == len(reads) == 1
 
     asyncio.run(run())

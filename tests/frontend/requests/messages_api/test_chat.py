@@ -17,9 +17,9 @@ from scheduler_svc.frontend.requests.messages_api.tokenize import message_contex
 from scheduler_svc.frontend.requests.tokenized_request import TokenizedRequest
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from scheduler_svc.frontend_options import FrontendOptions
-from tests.frontend.answers.test_message_text import TOKENIZER
-from tests.frontend.text.test_chat_template import QWEN3_LIKE
+from tests.support.chat_templates import QWEN3_LIKE
 from tests.support.chats import finished
+from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.effort import examples
 
 USER = {"role": "user", "content": "x"}

@@ -14,11 +14,11 @@ from pydantic import TypeAdapter
 
 from scheduler_svc.frontend.answers.responses.called_tool import CalledTool, CustomInput
 from scheduler_svc.frontend.answers.responses.events import ResponseSpec
-from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tests.frontend.fake_core import FakeCore, say, tokens_of
-from tests.frontend.grammars.test_lark_pattern import APPLY_PATCH, PATCH
-from tests.frontend.harness import MODEL, Frontend, assert_openai_shape, running_frontend
+from tests.frontend import thinker
+from tests.frontend.grammars.apply_patch import APPLY_PATCH, PATCH
 from tests.support.effort import examples
+from tests.support.fake_core import FakeCore
+from tests.support.frontend_process import MODEL, Frontend, assert_openai_shape, running_frontend
 
 CODEX = json.loads((Path(__file__).parent / "codex.json").read_text())
 """First requests of a session of Codex 0.171.0, by the model's name, with shorter texts and fewer functions."""
@@ -38,22 +38,20 @@ def shared_frontend(tmp_path_factory) -> Iterator[Frontend]:
 
 
 @pytest.fixture
-def says(core: FakeCore, tokenizer: Tokenizer):
+def says(core: FakeCore):
     """Has the model write a call, or any text."""
 
     def script(text: str, **arguments: object) -> None:
         if arguments:
             written = json.dumps({"name": text, "arguments": arguments}, ensure_ascii=False)
             text = f"<tool_call>\n{written}\n</tool_call>"
-        core.script = say(
-            [*tokenizer.encode([text], add_special_tokens=False)[0], *tokenizer.eos_token_ids[:1]], "stop"
-        )
+        thinker.answering(core, text)
 
     return script
 
 
-def prompt_of(core: FakeCore, tokenizer: Tokenizer) -> str:
-    return b"".join(tokenizer.all_token_bytes[token] for token in tokens_of(core.submits[-1].prompt)).decode()
+def prompt_of(core: FakeCore) -> str:
+    return thinker.prompt_of(core.submits[-1])
 
 
 def ask(frontend: Frontend, **asked: object) -> httpx.Response:
@@ -76,13 +74,13 @@ def events_of(answer: httpx.Response) -> list[dict]:
     return events
 
 
-def test_a_custom_tool_is_a_function_of_one_text_for_the_model(frontend, core, tokenizer, says):
+def test_a_custom_tool_is_a_function_of_one_text_for_the_model(frontend, core, says):
     says("apply_patch", input=PATCH)
     [item] = output_of(ask(frontend, tools=[PATCHES]))
     assert {name: item[name] for name in ("type", "name", "input", "status")} == {
         "type": "custom_tool_call", "name": "apply_patch", "input": PATCH, "status": "completed"
     }  # fmt: skip
-    prompt = prompt_of(core, tokenizer)
+    prompt = prompt_of(core)
     assert '"name": "apply_patch"' in prompt
     assert "begin_patch hunk+ end_patch" in prompt, "the model is shown the grammar"
     assert '"pattern"' not in prompt, "and not what becomes of it"
@@ -112,11 +110,11 @@ def test_a_free_text_is_held_to_nothing(frontend, core, says):
     assert core.submits[-1].params.constraints is None
 
 
-def test_functions_of_a_namespace_are_called_by_both_names(frontend, core, tokenizer, says):
+def test_functions_of_a_namespace_are_called_by_both_names(frontend, core, says):
     says("agents.close", target="x")
     [call] = output_of(ask(frontend, tools=[SPACE, CLOSE]))
     assert (call["type"], call["name"], call["namespace"]) == ("function_call", "close", "agents")
-    assert prompt_of(core, tokenizer).count("Of agents.") == 1
+    assert prompt_of(core).count("Of agents.") == 1
     says("close", target="x")
     [call] = output_of(ask(frontend, tools=[SPACE, CLOSE]))
     assert (call["name"], "namespace" in call) == ("close", False)
@@ -126,7 +124,7 @@ def test_functions_of_a_namespace_are_called_by_both_names(frontend, core, token
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
-def test_calls_go_back_with_their_results(frontend, core, tokenizer, says, is_stored):
+def test_calls_go_back_with_their_results(frontend, core, says, is_stored):
     says("agents.note", input="x\n")
     first = ask(frontend, tools=[SPACE, PATCHES]).json()
     result = {"type": "custom_tool_call_output", "call_id": first["output"][0]["call_id"], "output": "noted"}
@@ -136,14 +134,14 @@ def test_calls_go_back_with_their_results(frontend, core, tokenizer, says, is_st
     says("So it is.")
     second = ask(frontend, tools=[SPACE, PATCHES], **asked)
     assert output_of(second)[0]["content"][0]["text"] == "So it is."
-    prompt = prompt_of(core, tokenizer)
+    prompt = prompt_of(core)
     called = prompt.index('"name": "agents.note", "arguments": {"input": "x\\n"}')
     assert called < prompt.index("noted")
     items = frontend.client().responses.input_items.list(second.json()["id"], order="asc").data
     assert [item.type for item in items][-1] == "custom_tool_call_output"
 
 
-def test_tools_that_an_item_adds_count_as_if_they_stood_in_tools(frontend, core, tokenizer, says):
+def test_tools_that_an_item_adds_count_as_if_they_stood_in_tools(frontend, core, says):
     added = {"type": "additional_tools", "role": "developer", "tools": [SPACE, {"type": "web_search"}]}
     says("agents.close", target="x")
     first = ask(frontend, input=[added, {"role": "user", "content": "Hi"}])
@@ -153,7 +151,7 @@ def test_tools_that_an_item_adds_count_as_if_they_stood_in_tools(frontend, core,
     assert output_of(again)[0]["namespace"] == "agents", "they were stored"
 
 
-def test_tools_of_a_server_are_left_out_and_the_answer_says_so(frontend, core, tokenizer, says):
+def test_tools_of_a_server_are_left_out_and_the_answer_says_so(frontend, core, says):
     says("Yes.")
     answer = ask(frontend, tools=[{"type": "web_search", "filters": {}}, CLOSE, {"type": "tool_search"}])
     assert answer.headers["x-baton-left-out"] == "tools[web_search], tools[tool_search]"
@@ -202,13 +200,13 @@ def test_tools_that_are_refused(frontend, asked, text):
 
 
 @pytest.mark.parametrize("name", CODEX)
-def test_what_codex_sends_is_taken(frontend, core, tokenizer, says, name):
+def test_what_codex_sends_is_taken(frontend, core, says, name):
     says("Hello.")
     events = events_of(ask(frontend, **{**CODEX[name], "model": MODEL}))
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hello."
-    assert "You are a coding agent" in prompt_of(core, tokenizer) or name != "unknown"
+    assert "You are a coding agent" in prompt_of(core) or name != "unknown"
     tools = {"unknown": "multi_agent_v1.close_agent", "gpt-5.5": "apply_patch", "gpt-6.2-sol": "functions.exec"}
-    assert f'"name": "{tools[name]}"' in prompt_of(core, tokenizer)
+    assert f'"name": "{tools[name]}"' in prompt_of(core)
 
 
 # --- the input of a custom tool, out of its arguments ---

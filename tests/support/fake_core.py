@@ -1,9 +1,12 @@
 """A core made of a script: a real ROUTER and the real codec, but the answers are whatever a test wants."""
 
+import contextlib
 import heapq
 import itertools
+import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,6 +158,25 @@ def echo(submit: m.Submit) -> Iterator[Step]:
     yield from say(tokens_of(submit.prompt)[: submit.params.max_tokens])(submit)
 
 
+class Prompter:
+    """A script for one request, which says what a test has it say, when the test does."""
+
+    def __init__(self) -> None:
+        self._said: queue.SimpleQueue[tuple[Sequence[int], m.FinishReason | None]] = queue.SimpleQueue()
+
+    def say(self, token_ids: Sequence[int], reason: m.FinishReason | None = None) -> None:
+        """Say these tokens next."""
+        self._said.put((token_ids, reason))
+
+    def __call__(self, submit: m.Submit) -> Iterator[Step]:
+        """Be the script."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                yield outputs(delta(submit, *self._said.get_nowait()))
+                continue
+            yield 0.002
+
+
 def silence(submit: m.Submit) -> Iterator[Step]:
     """Never answers."""
     yield 3600.0
@@ -231,13 +253,17 @@ class KnownRequest:
 
 
 class FakeCore:
-    """Runs in a thread of its own until closed. What arrived lies in `submits`, `cancels`, `detaches`, `attaches`,
-    `drains`, `counts`, `life_queries` and `num_hellos`.
+    """Stands in for the core of a service at the frontend's end. Runs in a thread of its own until closed. What arrived
+    lies in `submits`, `cancels`, `detaches`, `attaches`, `drains`, `counts`, `life_queries` and `num_hellos`.
+
+    It has no executors, limits or journal, checks nothing that it is sent, forgets no request, and numbers nothing by
+    time: what its answers are, a script decides alone.
 
     Args:
         stories: requests of an earlier life, which go on as `script` says.
 
     Attributes:
+        answers_attaches: those that come before are answered as soon as this is true.
         replay_size: tokens in a delta when a request is attached to.
         refusal: of drains.
         tell_life: tells what became of the request with an id, where the core's time is now.
@@ -259,6 +285,7 @@ class FakeCore:
         self._codec: Codec[m.FrontendToCore] = Codec(m.FrontendToCore)
         self._due: list[tuple[float, int, str, Iterator[Step]]] = []
         self._order = itertools.count()
+        self._unanswered: deque[tuple[bytes, str]] = deque()
         self._stopping = threading.Event()
         self._num_outputs: dict[bytes, int] = {}
         self._empty()
@@ -315,8 +342,7 @@ class FakeCore:
                 self.submits.append(message)  # last: a test that has waited for it may change the script
             case m.Attach():
                 self.attaches.append(message)
-                if self.answers_attaches:
-                    self._attach(router, sender, message.request_id)
+                self._unanswered.append((sender, message.request_id))
             case m.Detach(request_id=request_id):
                 self.detaches.append(message)
                 if request_id in self.stories:
@@ -372,7 +398,9 @@ class FakeCore:
             self._tell(router, story, [delta(story.submit, [], "cancelled", index=index) for index in indices])
 
     def _advance(self, router: zmq.Socket) -> None:
-        """Run the scripts that are due, each to its next pause."""
+        """Answer those who attach, and run the scripts that are due, each to its next pause."""
+        while self._unanswered and self.answers_attaches:
+            self._attach(router, *self._unanswered.popleft())
         while self._due and self._due[0][0] <= time.monotonic():
             _, _, request_id, script = heapq.heappop(self._due)
             story = self.stories[request_id]

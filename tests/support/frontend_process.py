@@ -15,8 +15,9 @@ import httpx
 import openai
 
 from tests import ROOT
-from tests.frontend.fake_core import FakeCore, Script, echo
 from tests.support.eventually import eventually
+from tests.support.fake_core import FakeCore, Script, echo
+from tests.support.plain_http import NO_TLS, http
 
 REPOSITORY = ROOT
 MODEL = "baton-demo"
@@ -57,10 +58,10 @@ class Frontend:
         def is_ready() -> bool:
             assert self.process.poll() is None, f"the frontend has ended:\n{self.log}"
             with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+                return http.get(f"{self.url}/ready", timeout=5).status_code == 200
             return False
 
-        eventually(is_ready, 30, lambda: f"that the frontend is ready:\n{self.log}")
+        eventually(is_ready, 120, lambda: f"that the frontend is ready:\n{self.log}")
 
     @property
     def log(self) -> str:
@@ -69,11 +70,13 @@ class Frontend:
 
     def client(self, api_key: str = "none", **options) -> openai.OpenAI:
         """The published client, unchanged, that does not retry."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=20, **options)
+        plain = openai.DefaultHttpxClient(verify=NO_TLS)
+        settings = {"api_key": api_key, "max_retries": 0, "timeout": 20, "http_client": plain} | options
+        return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
 
     def post(self, path: str, body: object) -> httpx.Response:
         """A request that the client would not make."""
-        return httpx.post(f"{self.url}{path}", json=body, timeout=20)
+        return http.post(f"{self.url}{path}", json=body)
 
     def begin(self, path: str, body: object, num_submits: int = 1, **headers: str) -> socket.socket:
         """The connection of a request, of which the core has so many parts. The client goes when it is closed."""
