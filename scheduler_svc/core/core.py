@@ -30,6 +30,7 @@ from scheduler_svc.core.requests import log_lines
 from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
 from scheduler_svc.core.requests.journal_records import LifeRecord, RequestRecord, SharesRecord
 from scheduler_svc.core.requests.request_manager import NO_LIFE, NO_SHARES, RequestManager
+from scheduler_svc.core.scheduling.placement import PlacementRule, place
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
@@ -45,13 +46,20 @@ class Core:
 
     Args:
         io_counts: tells what the core itself cannot see, for its reports.
+        placement: which executor a waiting sequence is for.
 
     Attributes:
         scheduler, fleet, requests: its parts, for reading.
     """
 
-    def __init__(self, config: CoreConfig, now: float, io_counts: Callable[[], IoCounts] = IoCounts) -> None:
-        self.scheduler = Scheduler(config.scheduler, first_arrival=config.first_arrival)
+    def __init__(
+        self,
+        config: CoreConfig,
+        now: float,
+        io_counts: Callable[[], IoCounts] = IoCounts,
+        placement: PlacementRule = place,
+    ) -> None:
+        self.scheduler = Scheduler(config.scheduler, placement=placement, first_arrival=config.first_arrival)
         self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabularies)
         self._counters = ServiceCounters(self.scheduler.stats)
         self.requests = RequestManager(
