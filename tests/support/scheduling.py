@@ -1,4 +1,8 @@
-"""A scheduler with KV-oracle executors, run step by step without sockets or time."""
+"""A scheduler and its executors, step by step, without sockets, threads or time.
+
+The executors know what every KV slot holds (`oracle.py`). There is no fleet and no request manager: a test says who
+joins and leaves, and what is told to clients is what comes out of the scheduler. `core.py` has both, on sockets.
+"""
 
 from array import array
 from collections import deque
@@ -6,8 +10,11 @@ from typing import Any
 
 from common import messages as m
 from common.plan import ExecutorLimits
+from scheduler_svc.core.executor.block_manager import BlockManager
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
@@ -32,8 +39,23 @@ def limits(**changes: Any) -> ExecutorLimits:
     return ExecutorLimits(**(fields | changes))
 
 
-class Rig:
-    """Runs plans in the order they were made, and checks every invariant after each call.
+def with_executor(**parts: Any) -> type[Scheduler]:
+    """A scheduler whose executors have other parts: see the types that `ExecutorState` names."""
+    return type("OtherScheduler", (Scheduler,), {"executor_type": type("OtherExecutor", (ExecutorState,), parts)})
+
+
+def with_blocks(blocks: type[BlockManager]) -> type[Scheduler]:
+    """A scheduler whose executors manage their blocks in another way."""
+    return with_executor(block_manager_type=blocks)
+
+
+def with_budget(**limits: int) -> type[Scheduler]:
+    """A scheduler whose plans have other limits: see `PlanBudget`."""
+    return type("OtherScheduler", (Scheduler,), {"budget_type": type("OtherBudget", (PlanBudget,), limits)})
+
+
+class Scheduling:
+    """A scheduler and its executors: plans run in the order they were made, and each call checks every invariant.
 
     Attributes:
         outputs, ends: what came out of each sequence, and how it ended.

@@ -1,4 +1,4 @@
-"""A stateful fuzzer drives the real scheduler against KV-oracle executors and checks every invariant each step."""
+"""A stateful fuzzer that drives the scheduler against KV-oracle executors and checks each invariant after each step."""
 
 from array import array
 from collections import Counter, defaultdict, deque
@@ -7,7 +7,6 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import msgspec
 import numpy as np
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common import messages as m
@@ -23,7 +22,6 @@ from scheduler_svc.core.step_output import SequenceEnd, StepOutput
 from tests.support.announced import Announced
 from tests.support.block_maps import BlockMaps
 from tests.support.chores import done
-from tests.support.effort import examples
 from tests.support.oracle import (
     OracleExecutor,
     expected_logprobs,
@@ -515,15 +513,3 @@ class SchedulerMachine(RuleBasedStateMachine):
             blocks = self.scheduler.executor(epoch).blocks
             assert blocks.num_free == blocks.num_blocks
         self.scheduler.check()
-
-
-def effort(max_examples: int, num_steps: int) -> settings:
-    return settings(
-        max_examples=max_examples,
-        stateful_step_count=num_steps,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-
-
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = effort(examples(700, quick=100), 50)

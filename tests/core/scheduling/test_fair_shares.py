@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import messages as m
-from scheduler_svc.core.scheduling import fair_shares
 from scheduler_svc.core.scheduling.fair_shares import MAX_ACCOUNTS, SEQUENCES_A_PRIORITY, FairShares
 from scheduler_svc.core.sequence import Sequence, new_sequences
 
@@ -18,8 +17,8 @@ CLIENTS = ("a", "b")
 class Book:
     """Requests that are accepted and end."""
 
-    def __init__(self, address_key: bytes = b"a secret") -> None:
-        self.shares = FairShares(address_key)
+    def __init__(self, address_key: bytes = b"a secret", max_accounts: int = MAX_ACCOUNTS) -> None:
+        self.shares = FairShares(address_key, max_accounts)
         self.arrivals = 0
 
     def accept(self, prompt: int = 10, answer: int = 90, priority: int = 0, **fields: object) -> list[Sequence]:
@@ -127,9 +126,8 @@ def test_no_client_overtakes_itself_whatever_has_ended(requests, rng):
             book.shares.advance(min(opened, key=lambda s: s.rank).start)
 
 
-def test_accounts_are_few_and_those_that_tell_most_stay(monkeypatch):
-    monkeypatch.setattr(fair_shares, "MAX_ACCOUNTS", 8)
-    book = Book()
+def test_accounts_are_few_and_those_that_tell_most_stay():
+    book = Book(max_accounts=8)
     (heavy,) = book.accept(answer=500, client="heavy")
     book.end(heavy, 500)
     opened = [book.accept(client=f"open {i}")[0] for i in range(4)]

@@ -11,7 +11,7 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from tests.support.chores import done
 from tests.support.oracle import OracleExecutor, expected_output
-from tests.support.rig import limits
+from tests.support.scheduling import limits
 
 OURS, NEWER = "library 1", "library 2"
 GRACE_S = 10.0

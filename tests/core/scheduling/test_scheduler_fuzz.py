@@ -1,15 +1,16 @@
-"""The scheduler's fuzzer, with pools that outlive their executors: what a successor finds there has to be what the
-scheduler believes, whatever became of the plans that were not answered.
+"""The scheduler's fuzzer, without and with pools that outlive their executors: what a successor finds there has to be
+what the scheduler believes, whatever became of the plans that were not answered.
 """
 
 from dataclasses import replace
 
 import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import precondition, rule
 
 from common import messages as m
 from scheduler_svc.core.fleet.membership import Standing
-from tests.core.scheduling.test_scheduler_fuzz import SchedulerMachine, effort
+from tests.core.scheduling.scheduler_machine import SchedulerMachine
 from tests.support.effort import examples
 from tests.support.oracle import OracleExecutor
 
@@ -124,5 +125,9 @@ class AdoptionMachine(SchedulerMachine):
             assert all(sequence.awaited == 0 for sequence in self.scheduler), "a sequence waits for a pool for ever"
 
 
-TestAdoption = AdoptionMachine.TestCase
-TestAdoption.settings = effort(examples(700, quick=100), 50)
+TestScheduler, TestAdoption = SchedulerMachine.TestCase, AdoptionMachine.TestCase
+TestScheduler.settings = TestAdoption.settings = settings(
+    max_examples=examples(700, quick=100),
+    stateful_step_count=50,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
