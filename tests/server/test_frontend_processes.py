@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 import httpx
@@ -18,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.model_files import DEMO_MODEL_DIR
 from scheduler_svc.client.processes.local_fleet import free_ports
 from scheduler_svc.core.requests.journal_replay import read_batches
-from scheduler_svc.server import addresses, child_process
-from scheduler_svc.server.child_process import RESTART_DELAY_S, ChildProcess
-from scheduler_svc.server.frontend_processes import FRONTEND, FrontendProcesses, WorkerStart
+from scheduler_svc.server import addresses
+from scheduler_svc.server.child_process import RESTART_DELAY_S
+from scheduler_svc.server.frontend_processes import FrontendProcesses, WorkerStart
 from scheduler_svc.server.journal import Journal
 from scheduler_svc.store_options import LIMIT_MB, MEGABYTE, WORKER_SOCKET
 from tests import ROOT
@@ -154,16 +155,15 @@ def test_a_frontend_that_dies_while_files_are_short_ends_nobody(scheduler):
 
 
 @pytest.mark.parametrize("error", [OSError(24, "EMFILE"), BlockingIOError(11, "EAGAIN"), MemoryError()])
-def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, error):
+def test_a_process_that_cannot_be_started_is_tried_again_later(error):
     attempts = []
 
     def fail(*_, **__):
         attempts.append(len(attempts))
         raise error
 
-    monkeypatch.setattr(child_process.subprocess, "Popen", fail)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        processes = FrontendProcesses(2, listener, [])
+        processes = FrontendProcesses(2, listener, [], popen=fail)
         for now in (0.0, 0.1, 0.9 * RESTART_DELAY_S):
             processes.tick(now)
         assert len(attempts) == 2
@@ -172,69 +172,81 @@ def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, erro
         assert not processes.alive()
 
 
-def test_a_frontend_that_hangs_is_killed_and_no_other_process_is(monkeypatch):
+class Starts:
+    """What starts processes: those that it is told to, and not the ones that are asked for.
+
+    Args:
+        codes: what the processes end with, one after the other; None for one that goes on.
+    """
+
+    def __init__(self, *codes):
+        self.codes, self.started = deque(codes), []
+
+    def __call__(self, command, **_):
+        code = self.codes.popleft()
+        end = "time.sleep(600)" if code is None else f"sys.exit({code})"
+        self.started.append(subprocess.Popen([sys.executable, "-c", f"import sys, time; {end}"]))
+        return self.started[-1]
+
+
+def test_a_frontend_that_hangs_is_killed_and_no_other_process_is():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        processes = FrontendProcesses(0, listener, [])
-        hanging = ChildProcess(FRONTEND, [sys.executable, "-c", "import time; time.sleep(600)"], [])
-        processes._children.append(hanging)
+        processes = FrontendProcesses(1, listener, [], popen=Starts(None))
         processes.tick(0.0)
-        pid = hanging.pid
         assert not processes.end(os.getpid())
-        assert processes.end(pid)
+        assert processes.end(processes.named()["frontend-1"])
         eventually(lambda: not processes.alive())
 
 
-def test_an_address_that_stays_in_use_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(addresses, "ADDRESS_TIMEOUT_S", 0.3)
+def test_an_address_that_stays_in_use_is_not_waited_for_for_ever():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
-            addresses.listen("127.0.0.1", port)
-        monkeypatch.setattr(addresses, "ADDRESS_TIMEOUT_S", 600.0)
+            addresses.listen("127.0.0.1", port, timeout_s=0.3)
         with pytest.raises(OSError, match="in use"):
-            addresses.listen("127.0.0.1", port, lambda: True)
+            addresses.listen("127.0.0.1", port, lambda: True, timeout_s=600.0)
     addresses.listen("127.0.0.1", port).close()
 
 
 @pytest.mark.parametrize(("code", "is_settled"), [(2, True), (78, True), (1, False), (75, False)])
 def test_a_frontend_that_cannot_start_without_a_change_is_the_services_end(code, is_settled):
     """At once at its first start. Where it was there before, others that serve are not ended for it."""
-    refuses, serves = (
-        [sys.executable, "-c", f"import sys, time; {end}"] for end in (f"sys.exit({code})", "time.sleep(600)")
-    )
+    starts = Starts(code, None, None, *[code] * 4)
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
-        processes = FrontendProcesses(2, listener, [])
+        processes = FrontendProcesses(2, listener, [], popen=starts)
         stack.callback(processes.kill)
-        first, second = processes._frontends
 
-        def ends(child, now):
-            eventually(lambda: not child.is_alive)
+        def start(now):
+            processes.tick(now)
+            return starts.started[-1]
+
+        def ends(process, now):
+            process.wait(60)
             processes.tick(now)
             return processes.refusal
 
-        first._command, second._command = refuses, serves
-        processes.tick(0.0)
-        assert ends(first, 0.1) == (code if is_settled else None)
-        first._command = serves
-        processes.tick(2.0)
+        second = start(0.0)
+        assert ends(starts.started[0], 0.1) == (code if is_settled else None)
+        first = start(2.0)
         processes.tick(2.0, [first.pid, second.pid])
         assert processes.refusal is None
-        first._command = second._command = refuses
         first.kill()
         assert ends(first, 2.1) is None, "killed"
-        processes.tick(4.0)
-        assert ends(first, 4.1) is None, "the second one serves"
-        processes.tick(6.0)
+        assert ends(start(4.0), 4.1) is None, "the second one serves"
+        first = start(6.0)
+        first.wait(60)
         second.kill()
         assert ends(second, 6.1) is None
-        processes.tick(8.0)
-        ends(first, 8.1)
-        assert ends(second, 8.1) == (code if is_settled else None)
-        assert processes.num_failures == {"frontend": 6, "worker": 0}
+        start(8.0)
+        for process in starts.started:
+            process.wait(60)
+        processes.tick(8.1)
+        assert processes.refusal == (code if is_settled else None)
+        assert processes.num_failures == {"frontend": 7, "worker": 0}
 
 
 @pytest.mark.parametrize(("start_s", "killed_at"), [(1.5, (10.0, 11.2)), (3.0, (10.0, 12.0)), (0.5, (10.0, 10.75))])
-def test_frontends_that_refuse_one_after_the_other_are_the_services_end(monkeypatch, start_s, killed_at):
+def test_frontends_that_refuse_one_after_the_other_are_the_services_end(start_s, killed_at):
     """Though at no moment all of them have ended: others start meanwhile, and are no proof that one can."""
     now, starts = 0.0, []
 
@@ -248,9 +260,8 @@ def test_frontends_that_refuse_one_after_the_other_are_the_services_end(monkeypa
         def poll(self):
             return self._code if now >= self._end_at else None
 
-    monkeypatch.setattr(child_process.subprocess, "Popen", Process)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        processes = FrontendProcesses(2, listener, [])
+        processes = FrontendProcesses(2, listener, [], popen=Process)
         while processes.refusal is None and now < 60.0:
             processes.tick(now, {1, 2})
             now += 0.02
