@@ -71,7 +71,7 @@ def keeps_no_tail():
     yield BlockManager, "keep_tail", lambda self, origin, ids, num_valid: None
 
 
-@fault("keepers")
+@fault("keepers", seed=7)
 def adopts_what_another_scheduler_wrote():
     class Any(tuple):
         def __contains__(self, epoch):
@@ -86,7 +86,7 @@ def adopts_after_an_answer_that_cannot_be_true():
     yield fleet, "UNSAFE", ("step_failed",)
 
 
-@fault("keepers")
+@fault("keepers", seed=6)
 def adopts_after_a_failed_step():
     yield fleet, "UNSAFE", ("untrusted",)
     yield from tells_the_scheduler_alone_that_a_step_failed()
@@ -144,13 +144,13 @@ def warms_up_in_block_0_of_its_pool():
     yield SimLink, "hold", careless
 
 
-@fault("keepers")
+@fault("keepers", seed=12)
 def tells_the_scheduler_alone_that_a_step_failed():
     tag = Registration._tag
     yield Registration, "_tag", lambda self, epoch: tag(self, epoch) if epoch else []
 
 
-@fault("keepers")
+@fault("keepers", seed=7)
 def tags_its_pool_after_the_first_plan():
     message_received, plan_answered = Registration.message_received, Registration.plan_answered
 
