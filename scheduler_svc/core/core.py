@@ -24,6 +24,7 @@ from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.fleet.fleet_state import fleet_state, no_fleet
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.observability.live_views import LiveViews
+from scheduler_svc.core.observability.sequence_lives import SequenceLives
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
 from scheduler_svc.core.requests import log_lines
@@ -61,13 +62,14 @@ class Core:
     ) -> None:
         self.scheduler = Scheduler(config.scheduler, placement=placement, first_arrival=config.first_arrival)
         self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabularies)
-        self._counters = ServiceCounters(self.scheduler.stats)
+        self._counters = ServiceCounters(self.scheduler.stats, SequenceLives(config.max_lives))
         self.requests = RequestManager(
             self.scheduler,
             self._counters,
             config.journal,
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
+            max_retained=config.max_retained,
             client_ids=config.client_ids,
             vocabularies=config.vocabularies,
             reconnect_grace_s=config.reconnect_grace_s,

@@ -24,14 +24,14 @@ class Late(Scheduling):
 
     def __init__(self, decides: Decides, *executors, **config):
         super().__init__(*executors, **config)
-        self._decides = decides
+        self.decides = decides
 
     def answer(self, epoch=1):
         run, inflight = self.executors[epoch].run, self.scheduler.executor(epoch).inflight[0]
         late = [
             lane
             for lane, sequence in zip(inflight.lanes.tolist(), inflight.sequences, strict=True)
-            if self._decides(epoch, sequence)
+            if self.decides(epoch, sequence)
         ]
         self.executors[epoch].run = lambda plan: run(plan, late)
         super().answer(epoch)
@@ -80,7 +80,7 @@ def test_others_have_a_token_in_every_plan_and_are_admitted_meanwhile():
     assert (run.outputs[slow], slow.state in (State.WAITING, State.RUNNING)) == ([], True)
     # Pauses double up to their limit: 2, 4, 8, 16, 32 and 32 plans, and each try has as many rows as fit the window.
     assert 5 <= num_rows(run, slow) <= 2 * 8
-    run._decides = lambda epoch, sequence: False
+    run.decides = lambda epoch, sequence: False
     run.finish()
     assert len(run.outputs[slow]) == 8
 
@@ -98,10 +98,10 @@ def test_pauses_begin_anew_with_each_token():
     while slow.lateness is None or slow.lateness.count < 7:
         run.step()
     assert slow.lateness.until_step <= run.scheduler.executor(1).next_step + MAX_LATE_PAUSE
-    run._decides = lambda epoch, sequence: False
+    run.decides = lambda epoch, sequence: False
     while not run.outputs[slow]:
         run.step()
-    run._decides = lambda epoch, sequence: sequence is slow
+    run.decides = lambda epoch, sequence: sequence is slow
     while slow.lateness.num_tokens == len(PROMPT):
         run.step()
     assert slow.lateness.count == 1

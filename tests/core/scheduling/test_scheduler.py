@@ -347,15 +347,6 @@ def test_an_executor_of_a_smaller_vocabulary_does_not_end_what_others_could_say(
     assert unknown not in run.ends, "the executor that it was accepted for may come back"
 
 
-def test_deadlines_of_ended_requests_are_forgotten():
-    run = Scheduling(limits())
-    for i in range(300):
-        run.add(str(i), [i], max_tokens=1, timeout_s=86400.0)
-        while run.step():
-            pass
-    assert len(run.scheduler.sequences._deadlines) < 100
-
-
 def test_a_request_whose_steps_always_fail_ends_alone():
     """An executor that fails on one token: the request that has it gets three strikes, the others prove themselves."""
     run = Scheduling(limits(num_blocks=256, max_batch_tokens=40))
