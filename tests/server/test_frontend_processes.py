@@ -22,32 +22,25 @@ from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.server import addresses
 from scheduler_svc.server.child_process import RESTART_DELAY_S
 from scheduler_svc.server.frontend_processes import FrontendProcesses, WorkerStart
-from scheduler_svc.server.journal import Journal
 from scheduler_svc.store_options import LIMIT_MB, MEGABYTE, WORKER_SOCKET
 from tests import ROOT
+from tests.server.scheduler_process import SchedulerProcess
 from tests.support.eventually import eventually
+from tests.support.journals import read
 from tests.support.processes import is_running
 
 
-class Scheduler:
-    """`baton-scheduler` with one frontend, no executor, and a folder for temporary files of its own."""
+class Scheduler(SchedulerProcess):
+    """With one frontend, no executor, and a folder for temporary files of its own."""
 
     def __init__(self, folder):
-        self.journal, self.temporary, self.log = folder / "journal", folder / "tmp", folder / "log"
-        self.temporary.mkdir(exist_ok=True)
+        self.journal, self.temporary = folder / "journal", folder / "tmp"
+        self.temporary.mkdir()
         self.port, back = free_ports(2)
-        self._command = [sys.executable, "-m", "scheduler_svc", "--port", str(self.port)]
-        self._command += ["--journal", str(self.journal), "--executor-endpoint", f"tcp://127.0.0.1:{back}"]
-        self.process = None
-
-    def start(self):
-        env = os.environ | {"TMPDIR": str(self.temporary)}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, cwd=ROOT, env=env, stderr=log)
-        eventually(self.answers, told=self.log.read_text)
+        options = ("--port", self.port, "--journal", self.journal, "--executor-endpoint", f"tcp://127.0.0.1:{back}")
+        super().__init__(folder, *options, environment={"TMPDIR": str(self.temporary)})
 
     def answers(self):
-        assert self.process.poll() is None, self.process.returncode
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200
 
@@ -60,18 +53,19 @@ class Scheduler:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in children.split()]
 
-    def kill(self, number=signal.SIGKILL):
-        self.process.send_signal(number)
-        return self.process.wait(20)
+
+@pytest.fixture(scope="module")
+def one_for_all(tmp_path_factory):
+    scheduler = Scheduler(tmp_path_factory.mktemp("scheduler"))
+    yield scheduler
+    scheduler.stop()
 
 
 @pytest.fixture
-def scheduler(tmp_path):
-    scheduler = Scheduler(tmp_path)
-    scheduler.start()
-    yield scheduler
-    if scheduler.process.poll() is None:
-        scheduler.kill(signal.SIGTERM)
+def scheduler(one_for_all):
+    if not one_for_all.is_running:
+        one_for_all.start(one_for_all.answers)
+    return one_for_all
 
 
 def test_after_kill_9_the_next_one_has_the_address_even_if_a_frontend_was_frozen(scheduler):
@@ -79,7 +73,7 @@ def test_after_kill_9_the_next_one_has_the_address_even_if_a_frontend_was_frozen
     for _ in range(2):
         os.kill(frontend, signal.SIGSTOP)
         scheduler.kill()
-        scheduler.start()
+        scheduler.start(scheduler.answers)
         eventually(lambda gone=frontend: not is_running(gone))
         [frontend] = scheduler.frontends()
     assert list(scheduler.temporary.iterdir()) == [], "nothing is left behind, and nothing could be removed"
@@ -102,24 +96,6 @@ def test_metrics_say_what_each_process_takes_also_of_one_that_was_started_again(
     after = process_metrics(scheduler)
     assert after["start_time_seconds", "frontend-1"] > before["start_time_seconds", "frontend-1"]
     assert after["start_time_seconds", "core"] == before["start_time_seconds", "core"]
-
-
-def test_metrics_say_whether_the_worker_of_the_store_runs(scheduler):
-    def is_told(state):
-        return f'baton_store_worker_state{{state="{state}"}} 1.0' in scheduler.metrics()
-
-    eventually(lambda: is_told("idle"))
-    [frontend] = scheduler.frontends()
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(scheduler.journal.with_suffix(".store") / WORKER_SOCKET))
-        eventually(lambda: is_told("running"))
-    [worker] = {*scheduler.frontends()} - {frontend}
-    os.kill(worker, signal.SIGKILL)
-    eventually(lambda: 'baton_process_failures_total{process="worker"} 1.0' in scheduler.metrics())
-    eventually(lambda: is_told("running"))
-    status = httpx.get(f"http://127.0.0.1:{scheduler.port}/status").json()["store"]
-    assert status["clients"].keys() == {"other"}
-    assert status["limit_bytes"] == LIMIT_MB * MEGABYTE
 
 
 def test_a_worker_that_has_ended_is_down_until_it_is_started_again():
@@ -146,12 +122,30 @@ def test_a_frontend_that_dies_while_files_are_short_ends_nobody(scheduler):
     # A file takes the lowest free number, and the limit is for numbers: below 3 none is ever free.
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
     os.kill(frontend, signal.SIGKILL)
-    eventually(lambda: scheduler.log.read_text().count('event="frontend cannot be started"') >= 2)
+    eventually(lambda: scheduler.log.count('event="frontend cannot be started"') >= 2)
     assert scheduler.process.poll() is None
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     eventually(scheduler.answers)
     assert scheduler.kill(signal.SIGTERM) == 0
-    assert read_batches([payload for _, payload in Journal(scheduler.journal).load().batches]).life.crashes == 0
+    assert read_batches([payload for _, payload in read(scheduler.journal).batches]).life.crashes == 0
+
+
+def test_metrics_say_whether_the_worker_of_the_store_runs(scheduler):
+    def is_told(state):
+        return f'baton_store_worker_state{{state="{state}"}} 1.0' in scheduler.metrics()
+
+    eventually(lambda: is_told("idle"))
+    [frontend] = scheduler.frontends()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(scheduler.journal.with_suffix(".store") / WORKER_SOCKET))
+        eventually(lambda: is_told("running"))
+    [worker] = {*scheduler.frontends()} - {frontend}
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: 'baton_process_failures_total{process="worker"} 1.0' in scheduler.metrics())
+    eventually(lambda: is_told("running"))
+    status = httpx.get(f"http://127.0.0.1:{scheduler.port}/status").json()["store"]
+    assert status["clients"].keys() == {"other"}
+    assert status["limit_bytes"] == LIMIT_MB * MEGABYTE
 
 
 @pytest.mark.parametrize("error", [OSError(24, "EMFILE"), BlockingIOError(11, "EAGAIN"), MemoryError()])

@@ -7,10 +7,7 @@ import os
 import random
 import re
 import resource
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -22,9 +19,8 @@ import zmq
 from common import messages as m
 from common.wire import HEADER
 from scheduler_svc.server.strangers import MAX_STRANGERS
-from tests import ROOT
+from tests.server.scheduler_process import SchedulerProcess
 from tests.support.core import FakeFrontend
-from tests.support.eventually import eventually
 from tests.support.hello import LIMITS, hello
 from tests.support.keyed import KeyedExecutor, KeyedPeer, client_curve, key_ring, stranger_curve
 from tests.support.oracle import expected_output
@@ -34,25 +30,18 @@ NUM_SILENT = 300  # more than may stay
 PROMPT = [1, 2, 3, 4]
 
 
-class Scheduler:
-    """`baton-scheduler` without HTTP, and what can be seen of it from outside."""
+class Scheduler(SchedulerProcess):
+    """Without HTTP, and with few files."""
 
     def __init__(self, folder, ring):
         self.front = f"ipc://{folder}/core"
-        self.log_path = folder / "log"
-        command = ["sh", "-c", f'ulimit -S -n {SOFT_FILE_LIMIT}; exec "$@"', "sh"]
-        command += [sys.executable, "-m", "scheduler_svc", "--frontends", "0", "--no-journal"]
-        command += ["--executor-endpoint", "tcp://0.0.0.0:0", "--frontend-endpoint", self.front]
-        with self.log_path.open("wb") as log:
-            command += ["--curve-keys", str(ring.scheduler)]
-            self.process = subprocess.Popen(command, cwd=ROOT, stderr=log)
-        self.wait_for(lambda: "core started" in self.log)
+        options = ("--frontends", 0, "--no-journal", "--executor-endpoint", "tcp://0.0.0.0:0")
+        options += ("--frontend-endpoint", self.front, "--curve-keys", ring.scheduler)
+        few_files = ("sh", "-c", f'ulimit -S -n {SOFT_FILE_LIMIT}; exec "$@"', "sh")
+        super().__init__(folder, *options, prefix=few_files)
+        self.start(lambda: "core started" in self.log)
         self.port = int(re.search(r"executors=tcp://0\.0\.0\.0:(\d+)", self.log)[1])
         self.back = f"tcp://127.0.0.1:{self.port}"
-
-    @property
-    def log(self):
-        return self.log_path.read_text()
 
     @property
     def num_files(self):
@@ -62,17 +51,6 @@ class Scheduler:
     def resident_mb(self):
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 2**20
-
-    def wait_for(self, condition, timeout_s=20):
-        def holds():
-            assert self.process.poll() is None, self.log
-            return condition()
-
-        eventually(holds, timeout_s, lambda: self.log)
-
-    def end(self):
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(15) == 0
 
 
 @pytest.fixture
@@ -84,7 +62,7 @@ def ring(tmp_path):
 def scheduler(tmp_path, ring):
     scheduler = Scheduler(tmp_path, ring)
     yield scheduler
-    scheduler.end()
+    scheduler.stop()
 
 
 class Crowd:
