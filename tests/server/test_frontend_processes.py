@@ -268,12 +268,6 @@ def make_pipe(path):
     os.mkfifo(path)
 
 
-def replace_thrice(path):
-    replace = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 4096}
-    normalizer = {"type": "Sequence", "normalizers": [replace] * 3}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": normalizer}))
-
-
 def change_config(**changes):
     return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -281,16 +275,12 @@ def change_config(**changes):
 @pytest.mark.parametrize(
     ("name", "spoil", "fault"),
     [
-        ("config.json", change_config(vocab_size=2**31), "has vocab_size 2147483648, allowed are 1 to 1048576"),
         ("config.json", lambda path: path.write_text("[" * 200_000), "config.json is nested too deeply"),
-        ("tokenizer.json", make_pipe, "tokenizer.json is no regular file, but a pipe"),
-        ("tokenizer.json", replace_thrice, "makes texts 4096 times as long"),
         ("tokenizer_config.json", make_pipe, "tokenizer_config.json is no regular file, but a pipe"),
         ("chat_template.jinja", lambda path: path.write_text("{% if %}"), "chat template cannot be compiled"),
         ("generation_config.json", change_config(top_p=0), "generation_config.json recommends top_p 0: "),
-        ("generation_config.json", change_config(eos_token_id=-1), "generation_config.json has eos_token_id -1"),
     ],
-    ids=["vocabulary", "depth", "pipe", "growth", "pipe of a frontend", "template", "recommendation", "end"],
+    ids=["depth", "pipe of a frontend", "template", "recommendation"],
 )
 def test_a_folder_that_cannot_be_served_ends_the_scheduler(tmp_path, name, spoil, fault):
     """With exit code 2, whether the core or a frontend reads the file."""
