@@ -158,17 +158,6 @@ def test_a_full_queue_refuses_and_forgets():
     run.finish()
 
 
-def test_windows_give_the_same_tokens_and_steps_overlap():
-    outputs = []
-    for window in (1, 2, 3):
-        run = Scheduling(limits(num_blocks=40), window=window, look_ahead=False)
-        for i in range(12):
-            run.add(str(i), [i, 2, 3], max_tokens=30, temperature=0.8, seed=i, stop_token_ids=(7, 8, 9))
-        run.finish()
-        outputs.append(list(run.outputs.values()))
-    assert outputs[0] == outputs[1] == outputs[2]
-
-
 def test_a_stop_token_costs_at_most_the_token_in_flight():
     run = Scheduling(limits())
     (sequence,) = run.add("a", [1, 2, 3], max_tokens=100)
@@ -216,44 +205,6 @@ def test_prompts_that_nobody_has_cached_share_the_caches_of_idle_executors():
         run.add(str(i), [i] * 20, max_tokens=2)
         run.finish()
     assert len({run.scheduler.executor(epoch).blocks.num_cached for epoch in (1, 2, 3)}) == 1
-
-
-def test_unless_that_executor_is_much_busier():
-    run = Scheduling(limits(), limits())
-    prefix = list(range(40))
-    for i in range(12):
-        run.add(str(i), [*prefix, 900 + i], max_tokens=30)
-    run.finish()
-    assert all(run.plans.values())
-
-
-def test_sequences_of_a_lost_executor_go_on_elsewhere_with_the_same_tokens():
-    run = Scheduling(limits(), limits())
-    sequences = [run.add(str(i), [i, 5, 6, 7, 8], max_tokens=40)[0] for i in range(10)]
-    for _ in range(10):
-        run.step()
-    lost = run.scheduler.remove_executor(1)
-    del run.executors[1], run.sent[1]
-    assert lost
-    run.finish()
-    assert {run.ends[sequence].reason for sequence in sequences} == {"length"}
-
-
-def test_an_executor_that_drains_gets_no_plans():
-    run = Scheduling(limits(), limits())
-    for i in range(6):
-        run.add(str(i), [i], max_tokens=30)
-    for _ in range(3):
-        run.step()
-    run.drain(1)
-    before = len(run.plans[1])
-    while not run.scheduler.is_idle(1):
-        assert run.plan(1) is None
-        run.answer(1)
-    run.scheduler.remove_executor(1)
-    del run.executors[1], run.sent[1]
-    run.finish()
-    assert len(run.plans[1]) == before
 
 
 def test_a_full_executor_does_not_keep_sequences_that_an_idle_one_could_run():
@@ -324,8 +275,7 @@ def test_what_only_a_large_executor_can_hold_waits_for_one_and_holds_up_nobody()
     run = Scheduling(limits(num_blocks=256, max_model_len=1024), limits(num_blocks=16, max_model_len=64))
     for i in range(100):
         run.add(f"large {i}", [i] * 70, max_tokens=20)
-    run.scheduler.remove_executor(1)
-    del run.executors[1], run.sent[1]
+    run.lose(1)
     (small,) = run.add("small", [1, 2, 3], max_tokens=5)
     while run.step():
         pass
@@ -338,8 +288,7 @@ def test_an_executor_of_a_smaller_vocabulary_does_not_end_what_others_could_say(
     run = Scheduling(limits(vocab_size=1000))
     (known,) = run.add("known", [400], max_tokens=3)
     (unknown,) = run.add("unknown", [700], max_tokens=3)
-    run.scheduler.remove_executor(1)
-    del run.executors[1], run.sent[1]
+    run.lose(1)
     run.join(limits(vocab_size=500))
     while run.step():
         pass
@@ -364,8 +313,7 @@ def test_a_request_whose_steps_always_fail_ends_alone():
         if has_row and poison in int32_array("token_ids", run.sent[epoch][0].token_ids):
             failures += 1
             run.end(run.scheduler.blame(epoch))
-            run.scheduler.remove_executor(epoch)
-            del run.executors[epoch], run.sent[epoch]
+            run.lose(epoch)
             epoch = run.join(limits(num_blocks=256, max_batch_tokens=40))
         else:
             run.answer(epoch)
@@ -382,8 +330,7 @@ def test_losses_that_are_nobodys_fault_are_no_strikes():
     for _ in range(10):
         run.step()
         run.plan(epoch)
-        run.scheduler.remove_executor(epoch)
-        del run.executors[epoch], run.sent[epoch]
+        run.lose(epoch)
         epoch = run.join(limits())
     run.finish()
     assert sequence.strikes == 0
