@@ -72,7 +72,7 @@ def test_foreign_messages(seed):
     from_executors = AnyMessage(m.ExecutorToScheduler, rng, live)
     from_frontends = AnyMessage(m.FrontendToCore, rng, live)
     for request_id, prompt in PROMPTS.items():
-        service.say(m.Submit(request_id=request_id, prompt=array("i", prompt).tobytes(), params=PARAMS))
+        service.submit(request_id, prompt=prompt, max_tokens=PARAMS.max_tokens)
     core = service.core
     for _ in range(400):
         for _ in range(4):

@@ -19,9 +19,10 @@ from scheduler_svc.server.curve_auth import AllowList, KeyReader
 from scheduler_svc.server.doorway import Doorway
 from tests import ROOT
 from tests.server.door import ANY_PORT, Door
+from tests.support.core import Peer
 from tests.support.eventually import eventually
 from tests.support.hello import hello
-from tests.support.keyed import KeyedPeer, client_curve, key_ring, server_curve, stranger_curve
+from tests.support.keyed import client_curve, key_ring, server_curve, stranger_curve
 
 BEAT = m.ExecutorHeartbeat(epoch=1)
 
@@ -40,7 +41,7 @@ class KeyedDoor(Door):
         self.peers = []
 
     def peer(self, curve):
-        self.peers.append(KeyedPeer(self.endpoint, m.SchedulerToExecutor, curve))
+        self.peers.append(Peer(self.endpoint, m.SchedulerToExecutor, curve))
         return self.peers[-1]
 
     def heard(self, timeout_s=60.0):

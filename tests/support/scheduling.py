@@ -4,7 +4,6 @@ The executors know what every KV slot holds (`oracle.py`). There is no fleet and
 joins and leaves, and what is told to clients is what comes out of the scheduler. `core.py` has both, on sockets.
 """
 
-from array import array
 from collections import deque
 from typing import Any
 
@@ -20,9 +19,8 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.chores import done
 from tests.support.oracle import OracleExecutor, expected_output, expected_pooled, expected_prompt_logprobs
+from tests.support.submits import submit
 from tests.support.turns import plan_in_turn
-
-SUBMIT_FIELDS = ("n", "cache_salt", "priority", "timeout_s", "may_shorten", "client", "weight")
 
 
 def limits(**changes: Any) -> ExecutorLimits:
@@ -113,15 +111,8 @@ class Scheduling:
         self.scheduler.executor_leaves(epoch)
 
     def add(self, request_id: str, prompt: list[int], *, now: float = 0.0, **fields: Any) -> list[Sequence]:
-        """Submit a request; what is no field of Submit is one of SamplingParams."""
-        submit = {key: fields.pop(key) for key in SUBMIT_FIELDS if key in fields}
-        message = m.Submit(
-            request_id=request_id,
-            prompt=array("i", prompt).tobytes(),
-            params=m.SamplingParams(**({"max_tokens": 8} | fields)),
-            **submit,
-        )
-        sequences = self.scheduler.add(message, now)
+        """Submit a request of eight tokens; see `submit`."""
+        sequences = self.scheduler.add(submit(request_id, prompt, **({"max_tokens": 8} | fields)), now)
         self.outputs.update({sequence: [] for sequence in sequences})
         return sequences
 

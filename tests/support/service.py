@@ -20,8 +20,7 @@ from scheduler_svc.core.requests.journal_replay import read_batches
 from tests.support.chores import done, tick
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
-
-PROMPT = [5, 6, 7]
+from tests.support.submits import PROMPT, submit
 
 Key = tuple[bytes, str, int]  # frontend, request, index
 
@@ -95,10 +94,9 @@ class Service:
         answers = self.said.get(peer, [])[heard:]
         return answers[-1] if answers else None
 
-    def submit(self, request_id: str, max_tokens: int = 6, **fields: Any) -> None:
-        """A greedy request with the prompt PROMPT, which its client can come back for."""
-        params, fields = m.SamplingParams(max_tokens=max_tokens), {"is_resumable": True} | fields
-        self.say(m.Submit(request_id=request_id, prompt=array("i", PROMPT).tobytes(), params=params, **fields))
+    def submit(self, request_id: str, **fields: Any) -> None:
+        """A frontend submits a request, which its client can come back for; see `submit`."""
+        self.say(submit(request_id, **({"is_resumable": True} | fields)))
 
     def turn(self, num_answers: int = 1000) -> None:
         """Executors answer at most so many plans, and frontends are told what those gave."""
@@ -198,4 +196,4 @@ def restart(rows: list[bytes], **config: Any) -> tuple[Service, JournalBatch]:
 
 def undisturbed(max_tokens: int = 6) -> list[int]:
     """What a request of `submit` gives."""
-    return expected_output(PROMPT, m.SamplingParams(max_tokens=max_tokens), LIMITS.vocab_size)
+    return expected_output([*PROMPT], m.SamplingParams(max_tokens=max_tokens), LIMITS.vocab_size)

@@ -1,10 +1,7 @@
 """Executors whose pools differ: defaults fit all of them, and no request waits for ever beside an idle one."""
 
-from array import array
-
 import pytest
 
-from common import messages as m
 from common.errors import RequestRejected
 from scheduler_svc.core.executor.capacity import DEFAULT_TOKENS, POOL_GRACE_S, Capacity
 from scheduler_svc.core.fleet.membership import Membership
@@ -12,6 +9,7 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Earlier, State
 from tests.support.chores import done
 from tests.support.scheduling import Scheduling, limits
+from tests.support.submits import submit
 
 BLOCK = 4
 
@@ -84,20 +82,11 @@ def test_one_that_comes_back_with_less_counts_with_that():
     assert run.scheduler.largest(13.0) == 600
 
 
-def before_any_executor(request_id, prompt, max_tokens, may_shorten):
-    return m.Submit(
-        request_id=request_id,
-        prompt=array("i", prompt).tobytes(),
-        params=m.SamplingParams(max_tokens=max_tokens),
-        may_shorten=may_shorten,
-    )
-
-
 def test_a_default_that_was_accepted_before_any_executor_was_seen_is_shortened_and_not_refused():
     scheduler = Scheduler()
-    (default,) = scheduler.add(before_any_executor("a", [1, 2, 3], 600, may_shorten=True))
-    (explicit,) = scheduler.add(before_any_executor("b", [1, 2, 3], 600, may_shorten=False))
-    (too_long,) = scheduler.add(before_any_executor("c", [1] * 400, 200, may_shorten=True))
+    (default,) = scheduler.add(submit("a", [1, 2, 3], max_tokens=600, may_shorten=True))
+    (explicit,) = scheduler.add(submit("b", [1, 2, 3], max_tokens=600, may_shorten=False))
+    (too_long,) = scheduler.add(submit("c", [1] * 400, max_tokens=200, may_shorten=True))
     scheduler.add_executor(Membership(1, "", "", pool(100)))
     ends = done(scheduler.expire(0.0))
     assert [(end.sequence, end.code) for end in ends] == [
@@ -110,7 +99,7 @@ def test_a_default_that_was_accepted_before_any_executor_was_seen_is_shortened_a
 
 def test_what_fits_an_executor_that_came_and_went_in_one_turn_waits_for_it():
     scheduler = Scheduler()
-    (sequence,) = scheduler.add(before_any_executor("a", [1, 2, 3], 150, may_shorten=False))
+    (sequence,) = scheduler.add(submit("a", [1, 2, 3], max_tokens=150, may_shorten=False))
     for epoch, name, num_blocks in ((1, "small", 20), (2, "large", 40)):
         scheduler.add_executor(Membership(epoch, name, "", pool(num_blocks)), 1.0)
     scheduler.remove_executor(2, 1.0)
@@ -137,8 +126,7 @@ def test_what_waited_for_an_executor_that_came_and_went_in_one_turn_waits_anew()
 def test_a_default_that_no_executor_can_take_for_another_reason_ends():
     """A token that is not in the vocabulary becomes none by fewer of them."""
     scheduler = Scheduler()
-    submit = before_any_executor("a", [1, pool(100).vocab_size], 20, may_shorten=True)
-    scheduler.restore(submit, 0, [Earlier()], None)
+    scheduler.restore(submit("a", [1, pool(100).vocab_size], max_tokens=20, may_shorten=True), 0, [Earlier()], None)
     scheduler.remember({"gone": Capacity(("generate",), 400, pool(100).vocab_size + 1)})
     scheduler.add_executor(Membership(1, "", "", pool(100)))
     assert done(scheduler.expire(0.0)) == []

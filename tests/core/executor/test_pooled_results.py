@@ -1,6 +1,5 @@
 """Sequences that want one result of their prompt instead of tokens: how they are planned, and what they are told."""
 
-from array import array
 from typing import Any
 
 import msgspec
@@ -18,7 +17,8 @@ from tests.support.chores import done
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import expected_pooled
 from tests.support.scheduling import Scheduling, limits
-from tests.support.service import PROMPT, Service, restart
+from tests.support.service import Service, restart
+from tests.support.submits import PROMPT, submit
 
 EVERY: tuple[m.Task, ...] = ("generate", "embed", "score")
 LOGITS = {"pooling": "logits", "pooled_token_ids": (7, 3)}
@@ -237,7 +237,7 @@ def test_what_generates_waits_for_a_model_that_loads_longer_than_the_embedder_be
 @pytest.mark.parametrize("asked", [{}, {"constraints": m.Constraints(grammar="a grammar")}], ids=["plain", "grammar"])
 def test_what_generates_does_not_wait_for_ever_beside_embedders(asked: dict[str, Any]) -> None:
     service = Service()
-    service.say(submit("a", asked))
+    service.say(wanted("a", asked))
     for second in range(160):
         if second == 100:
             service.join("one", tasks=("embed",))
@@ -372,8 +372,8 @@ def test_a_task_with_a_model_of_its_own_has_its_vocabulary() -> None:
     service.join("three", tokenizer=own.tokenizer, vocab_size=500, tasks=("embed", "score"))
     (_, rejection) = service.to_executors[-1]
     assert rejection == m.Reject(reason="vocab_size is 500, that of the model that is served for 'score' is 1000")
-    service.say(submit("a", is_resumable=True))
-    service.say(submit("b", LOGITS, is_resumable=True))
+    service.say(wanted("a", is_resumable=True))
+    service.say(wanted("b", LOGITS, is_resumable=True))
     rows = [service.write()]
     again, _ = restart(rows, vocabulary=served, pooling_vocabularies={"embed": Vocabulary(500, "c" * 8)})
     (line,) = again.events("requests ended: their tokenizer is gone")
@@ -383,14 +383,13 @@ def test_a_task_with_a_model_of_its_own_has_its_vocabulary() -> None:
 # --- what frontends are told ---
 
 
-def submit(name: str, asked: dict[str, Any] = HIDDEN, **fields: Any) -> m.Submit:
-    params = m.SamplingParams(max_tokens=1, **asked)
-    return m.Submit(request_id=name, prompt=array("i", PROMPT).tobytes(), params=params, **fields)
+def wanted(name: str, asked: dict[str, Any] = HIDDEN, **fields: Any) -> m.Submit:
+    return submit(name, max_tokens=1, **asked, **fields)
 
 
 def result(asked: dict[str, Any] = HIDDEN) -> tuple[bytes, str]:
     """With the model that computes it."""
-    pooled = expected_pooled(PROMPT, m.SamplingParams(max_tokens=1, **asked), LIMITS.hidden_size)
+    pooled = expected_pooled([*PROMPT], m.SamplingParams(max_tokens=1, **asked), LIMITS.hidden_size)
     return pooled, "f00d/float32"
 
 
@@ -421,7 +420,7 @@ def test_one_delta_has_the_result_and_the_end(stream: bool) -> None:
     service = Service()
     service.join("one", tasks=EVERY)
     for name, asked in (("a", HIDDEN), ("b", LOGITS)):
-        service.say(submit(name, asked, stream=stream))
+        service.say(wanted(name, asked, stream=stream))
     service.turn()
     assert service.pooled == {(b"web", "a", 0): result(), (b"web", "b", 0): result(LOGITS)}
     assert set(service.endings.values()) == {"stop"}
@@ -432,7 +431,7 @@ def test_one_delta_has_the_result_and_the_end(stream: bool) -> None:
 def test_a_client_that_comes_back_finds_its_result() -> None:
     service = Service()
     service.join("one", tasks=EVERY)
-    service.say(submit("a", is_resumable=True))
+    service.say(wanted("a", is_resumable=True))
     service.do(service.core.frontend_gone(b"web", service.now))
     service.turn()
     service.say(m.Attach(request_id="a"), b"other")
@@ -445,7 +444,7 @@ def test_large_results_come_in_several_messages() -> None:
     hidden_size = 2**15
     service.do(service.core.from_executor(b"big", hello("big", hidden_size=hidden_size, tasks=EVERY), 0.0))
     for i in range(64):
-        service.say(submit(str(i)))
+        service.say(wanted(str(i)))
     messages = []
     while actions := done(service.core.plans(service.now)):
         for plan in (action.message for action in actions):
@@ -463,8 +462,8 @@ def test_large_results_come_in_several_messages() -> None:
 def test_after_a_restart_a_result_is_computed_again_for_a_client_that_may_come_back(has_ended: bool) -> None:
     service = Service(JournalState.OK)
     service.join("one", tasks=EVERY)
-    service.say(submit("a", is_resumable=True))
-    service.say(submit("b"))
+    service.say(wanted("a", is_resumable=True))
+    service.say(wanted("b"))
     rows = [service.write()]
     if has_ended:
         service.turn()

@@ -2,7 +2,6 @@
 
 from array import array
 
-import numpy as np
 import pytest
 
 from common import messages as m
@@ -14,8 +13,7 @@ from scheduler_svc.core.sequence import new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.chores import done
 from tests.support.service import Service, restart
-
-PROMPT = np.arange(5, 105, dtype="<i4").tobytes()
+from tests.support.submits import PROMPT, submit
 
 
 def life(service: Service, name: str = "a") -> list[m.SequenceLife]:
@@ -53,7 +51,7 @@ def test_a_long_prompt_has_its_chunks_and_a_second_one_its_hits():
     service = Service()
     service.join("one")
     for name in ("a", "b"):
-        service.say(m.Submit(request_id=name, prompt=PROMPT, params=m.SamplingParams(max_tokens=3)))
+        service.submit(name, prompt=range(5, 105), max_tokens=3)
         service.turn()
     (first,), (second,) = life(service, "a"), life(service, "b")
     assert [mark.tokens for mark in first.marks if mark.what == "prefill"] == [64, 36]
@@ -136,9 +134,7 @@ def test_a_token_on_its_way_to_a_sequence_that_waits_again_does_not_resume_it():
 
 def begun(lives, request_id, n=1):
     """The sequences of a request that begins."""
-    prompt = array("i", [5, 6, 7])
-    submit = m.Submit(request_id=request_id, prompt=prompt.tobytes(), params=m.SamplingParams(max_tokens=9), n=n)
-    sequences = new_sequences(submit, prompt, 7, 0, None)
+    sequences = new_sequences(submit(request_id, n=n), array("i", PROMPT), 7, 0, None)
     lives.begun(sequences, 0.0, is_restored=False)
     return sequences
 

@@ -1,7 +1,5 @@
 """Whose requests are open, which wait for their client, and how long those that have ended are kept."""
 
-from array import array
-
 import pytest
 
 from common import messages as m
@@ -13,6 +11,7 @@ from scheduler_svc.core.requests.retention import RETAIN_S, Retention
 from scheduler_svc.core.sequence import Generated, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.chores import done
+from tests.support.submits import submit
 
 
 @pytest.fixture
@@ -20,14 +19,8 @@ def requests():
     return RequestTable()
 
 
-def submit(request_id, *, num_prompt=3, constraints=None, **fields):
-    prompt = array("i", range(num_prompt)).tobytes()
-    params = m.SamplingParams(max_tokens=9, constraints=constraints)
-    return m.Submit(request_id=request_id, prompt=prompt, params=params, **{"is_resumable": True} | fields)
-
-
-def add(requests, request_id, *, peer=b"p", now=0.0, endings=(), is_unclaimed=False, **fields):
-    new = submit(request_id, **fields)
+def add(requests, request_id, *, peer=b"p", now=0.0, endings=(), is_unclaimed=False, num_prompt=3, **fields):
+    new = submit(request_id, range(num_prompt), **({"is_resumable": True} | fields))
     sequences = new_sequences(new, int32_array("prompt", new.prompt), 1, 0, None)
     request = Request(new, sequences, now, peer, is_unclaimed, endings=[*endings])
     requests.add(request, now)

@@ -1,16 +1,14 @@
 """Deadlines come in their order, and those of sequences that have ended are forgotten."""
 
-from common import messages as m
-from common.wire import int32_array
+from array import array
+
 from scheduler_svc.core.scheduling.deadlines import FEW, Deadlines
 from scheduler_svc.core.sequence import State, new_sequences
-
-PROMPT = bytes(4)
+from tests.support.submits import PROMPT, submit
 
 
 def sequence(arrival, deadline):
-    submit = m.Submit(request_id=str(arrival), prompt=PROMPT, params=m.SamplingParams(max_tokens=1))
-    return new_sequences(submit, int32_array("prompt", PROMPT), 1, arrival, deadline)[0]
+    return new_sequences(submit(str(arrival)), array("i", PROMPT), 1, arrival, deadline)[0]
 
 
 def test_they_come_in_their_order_and_only_those_of_open_sequences():

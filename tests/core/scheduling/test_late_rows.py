@@ -152,8 +152,7 @@ def service_with(token: int) -> Service:
 
 def test_the_operator_hears_of_late_rows():
     service = service_with(m.LATE)
-    params = m.SamplingParams(max_tokens=6, constraints=ASKED)
-    service.say(m.Submit(request_id="a", prompt=array("i", [5, 6, 7]).tobytes(), params=params))
+    service.submit("a", constraints=ASKED)
     for _ in range(30):
         service.turn()
         service.wait(0.1)

@@ -16,6 +16,7 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Earlier, Share, State
 from tests.support.chores import done
 from tests.support.scheduling import Scheduling, limits
+from tests.support.submits import submit
 
 
 def rows(plan):
@@ -352,9 +353,8 @@ def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps
 
     run = Scheduling(limits(max_num_seqs=1))
     for sequence, output in saved:
-        prompt = sequence.tokens[: sequence.num_prompt].tobytes()
-        submit = m.Submit(request_id=sequence.request_id, prompt=prompt, params=sequence.params)
-        (restored,) = run.scheduler.restore(submit, sequence.arrival, [Earlier(output)], None)
+        asked = submit(sequence.request_id, sequence.tokens[: sequence.num_prompt], max_tokens=10)
+        (restored,) = run.scheduler.restore(asked, sequence.arrival, [Earlier(output)], None)
         assert run.scheduler.output_of(restored) == output
         run.outputs[restored] = array("i", output.token_ids).tolist()
     (late,) = run.add("late", [7], max_tokens=2)
@@ -365,8 +365,7 @@ def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps
 
 def test_the_deadline_of_a_restored_request_counts_from_its_first_life():
     run = Scheduling(limits())
-    submit = m.Submit(request_id="a", prompt=array("i", [1]).tobytes(), params=m.SamplingParams(max_tokens=9))
-    run.scheduler.restore(submit, 5, [Earlier()], -3.0)
+    run.scheduler.restore(submit("a"), 5, [Earlier()], -3.0)
     (end,) = done(run.scheduler.expire(0.0))
     assert end.code == "deadline_exceeded"
 
@@ -401,11 +400,8 @@ def test_a_token_that_lands_after_a_preemption_clears_strikes_too():
 
 
 def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
-    run = Scheduling(limits(num_blocks=64))
-    (sequence,) = run.add("a", [1] * 100, max_tokens=100)
     after = Scheduler()
-    submit = m.Submit(request_id="a", prompt=array("i", [1] * 100).tobytes(), params=sequence.params)
-    (restored,) = after.restore(submit, 0, [Earlier()], None)
+    (restored,) = after.restore(submit("a", [1] * 100, max_tokens=100), 0, [Earlier()], None)
     after.remember({"large": Capacity.of(limits(num_blocks=64))})
     after.add_executor(Membership(1, "small", "", limits(num_blocks=8)))
     assert done(after.expire(0.0)) == []
@@ -418,12 +414,11 @@ def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
 def test_a_place_in_the_queue_outlives_the_scheduler():
     """Also one that a later release would give differently."""
     after = Scheduler()
-    prompt = array("i", [1]).tobytes()
-    submit = m.Submit(request_id="a", prompt=prompt, params=m.SamplingParams(max_tokens=5), n=2, priority=-3)
+    asked = submit("a", [1], max_tokens=5, n=2, priority=-3)
     share = Share(weight=2.0, cost=16.0, start=300.0, place=12)
-    restored = after.restore(submit, 70, [Earlier(), Earlier()], None, share)
+    restored = after.restore(asked, 70, [Earlier(), Earlier()], None, share)
     assert [sequence.rank for sequence in restored] == [(12, 70), (20, 71)]
-    (later,) = after.add(msgspec.structs.replace(submit, request_id="b", n=1))
+    (later,) = after.add(msgspec.structs.replace(asked, request_id="b", n=1))
     assert (later.start, later.rank) == (300 + 16, (316 - 3 * SEQUENCES_A_PRIORITY * 16, 72))
 
 
@@ -435,10 +430,7 @@ def test_what_executors_could_hold_before_a_restart_counts_for_the_grace(is_reme
         after.remember({"large": Capacity.of(limits(num_blocks=64))})
 
     def add(name, max_tokens, now):
-        submit = m.Submit(
-            request_id=name, prompt=array("i", [1] * 100).tobytes(), params=m.SamplingParams(max_tokens=max_tokens)
-        )
-        return after.add(submit, now)
+        return after.add(submit(name, [1] * 100, max_tokens=max_tokens), now)
 
     (early,) = add("early", 100, 0.0)
     after.add_executor(Membership(1, "small", "", limits(num_blocks=8)), 10.0)

@@ -1,12 +1,9 @@
 """Who runs when: order, priority, fairness, preemption and its bound, deadlines, limits, placement, drain."""
 
 import tracemalloc
-from array import array
 
-import msgspec
 import pytest
 
-from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
 from scheduler_svc.core.fleet.membership import Membership
@@ -15,6 +12,7 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from tests.support.chores import done
 from tests.support.scheduling import Scheduling, limits
+from tests.support.submits import submit
 
 
 def rows(plan):
@@ -146,12 +144,11 @@ def test_a_prompt_is_work_for_its_executor_until_its_first_token_has_come(has_be
 def test_a_full_queue_refuses_and_forgets():
     run = Scheduling(limits(max_num_seqs=1), max_waiting=3)
     run.add("a", [1], n=3)
-    submit = m.Submit(request_id="b", prompt=array("i", [1]).tobytes(), params=m.SamplingParams(max_tokens=1))
     with pytest.raises(RequestRejected, match="3 sequences are waiting, the limit is 3") as caught:
-        run.scheduler.add(submit)
+        run.add("b", [1])
     assert (caught.value.code, caught.value.retry_after_s) == ("queue_full", 1)
     with pytest.raises(RequestRejected) as caught:
-        run.scheduler.add(msgspec.structs.replace(submit, n=2), now=10.0)
+        run.add("b", [1], n=2, now=10.0)
     assert caught.value.retry_after_s == 30, "none left in 10 s, and three ask for a place"
     run.plan()
     run.add("b", [1])
@@ -339,14 +336,13 @@ def test_losses_that_are_nobodys_fault_are_no_strikes():
 def test_a_request_that_cannot_fit_makes_no_copies_of_its_prompt():
     scheduler = Scheduler()
     scheduler.add_executor(Membership(1, "one", "m", limits()))
-    prompt = array("i", [5] * 400_000).tobytes()
-    submit = m.Submit(request_id="r", prompt=prompt, params=m.SamplingParams(max_tokens=1), n=128)
+    asked = submit("r", [5] * 400_000, max_tokens=1, n=128)
     tracemalloc.start()
     with pytest.raises(RequestRejected, match="the limit is"):
-        scheduler.add(submit)
+        scheduler.add(asked)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 3 * len(prompt)
+    assert peak < 3 * len(asked.prompt)
 
 
 def test_priority_is_a_place_in_the_queue_that_never_changes_and_starves_nobody():
