@@ -21,6 +21,7 @@ from keeper_svc.actions import (
     Send,
 )
 from keeper_svc.deposits import Deposits, dropped
+from keeper_svc.executor import Executor
 from keeper_svc.leases import Leases
 from keeper_svc.readers import Readers
 from keeper_svc.registry import Registry
@@ -74,6 +75,11 @@ class Keeper:
         self._roles = Roles(self.shelf, self._registry.executors)
         self._readers = Readers(self.shelf, self._registry.executors)
         self._deposits = Deposits(self.shelf, self._leases, self._readers)
+
+    @property
+    def executors(self) -> list[Executor]:
+        """Those that are known, in the order in which they registered."""
+        return list(self._registry.executors.values())
 
     # --- events ---
 

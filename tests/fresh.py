@@ -22,7 +22,6 @@ HANGS_AFTER_S = 300.0  # longer than planned: a seed that never ends is a fault,
 ADVICE = "Mend it with the next change, and add the case (CASES in tests/sim/test_sim.py, or an @example)."
 DRAWN = (  # what the tests of these files can find is far from used up
     "tests/core/scheduling/test_scheduler_fuzz.py",
-    "tests/core/scheduling/test_adoption_fuzz.py",
     "tests/core/requests/test_group_commit_fuzz.py",
     "tests/core/requests/test_outbox_fuzz.py",
     "tests/store/test_store_fuzz.py",

@@ -24,12 +24,14 @@ from scheduler_svc.core.fleet import fleet as f
 from scheduler_svc.core.fleet.fleet_state import fleet_state, no_fleet
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.observability.live_views import LiveViews
+from scheduler_svc.core.observability.sequence_lives import SequenceLives
 from scheduler_svc.core.observability.service_counters import ServiceCounters
 from scheduler_svc.core.observability.status_report import IoCounts, StatusReporter
 from scheduler_svc.core.requests import log_lines
 from scheduler_svc.core.requests.group_commit import JournalBatch, JournalResult
 from scheduler_svc.core.requests.journal_records import LifeRecord, RequestRecord, SharesRecord
 from scheduler_svc.core.requests.request_manager import NO_LIFE, NO_SHARES, RequestManager
+from scheduler_svc.core.scheduling.placement import PlacementRule, place
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 
 PAUSE_S = 1.0  # without a call: the caller ticks ten times a second, so it did not run (SIGSTOP, a suspended host)
@@ -45,21 +47,29 @@ class Core:
 
     Args:
         io_counts: tells what the core itself cannot see, for its reports.
+        placement: which executor a waiting sequence is for.
 
     Attributes:
         scheduler, fleet, requests: its parts, for reading.
     """
 
-    def __init__(self, config: CoreConfig, now: float, io_counts: Callable[[], IoCounts] = IoCounts) -> None:
-        self.scheduler = Scheduler(config.scheduler, first_arrival=config.first_arrival)
+    def __init__(
+        self,
+        config: CoreConfig,
+        now: float,
+        io_counts: Callable[[], IoCounts] = IoCounts,
+        placement: PlacementRule = place,
+    ) -> None:
+        self.scheduler = Scheduler(config.scheduler, placement=placement, first_arrival=config.first_arrival)
         self.fleet = f.Fleet(config.first_epoch, config.step_floor_s, config.vocabularies)
-        self._counters = ServiceCounters(self.scheduler.stats)
+        self._counters = ServiceCounters(self.scheduler.stats, SequenceLives(config.max_lives))
         self.requests = RequestManager(
             self.scheduler,
             self._counters,
             config.journal,
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
+            max_retained=config.max_retained,
             client_ids=config.client_ids,
             vocabularies=config.vocabularies,
             reconnect_grace_s=config.reconnect_grace_s,

@@ -20,19 +20,22 @@ BACKLOG = 2048
 log = get_logger(__name__)
 
 
-def listen(host: str, port: int, is_stopping: Callable[[], bool] = lambda: False) -> socket.socket:
+def listen(
+    host: str, port: int, is_stopping: Callable[[], bool] = lambda: False, timeout_s: float = ADDRESS_TIMEOUT_S
+) -> socket.socket:
     """A listening TCP socket that child processes may inherit.
 
     Waits while another process has the address: a scheduler that was here before may still be ending.
 
     Args:
         is_stopping: whether to wait no longer.
+        timeout_s: how long to wait.
 
     Raises:
         OSError: the address is not free in time, or not on this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    give_up_at = time.monotonic() + ADDRESS_TIMEOUT_S
+    give_up_at = time.monotonic() + timeout_s
     is_first = True
     while True:
         try:
@@ -41,7 +44,7 @@ def listen(host: str, port: int, is_stopping: Callable[[], bool] = lambda: False
             if error.errno != errno.EADDRINUSE or time.monotonic() > give_up_at or is_stopping():
                 raise
             if is_first:
-                log.warning("the address is in use, waiting for it", host=host, port=port, wait_s=ADDRESS_TIMEOUT_S)
+                log.warning("the address is in use, waiting for it", host=host, port=port, wait_s=timeout_s)
             is_first = False
             time.sleep(RETRY_S)
         else:

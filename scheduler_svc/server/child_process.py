@@ -1,13 +1,15 @@
 """A process beside the core that is started again when it dies."""
 
 import subprocess
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 from common.exit_codes import EXIT_REJECTED, EXIT_USAGE
 from common.logging import get_logger
 
 RESTART_DELAY_S = 1.0
+
+Popen = Callable[..., subprocess.Popen[bytes]]
 
 log = get_logger(__name__)
 
@@ -26,6 +28,7 @@ class ChildProcess:
         events: for the log.
         command: that starts it.
         fds: descriptors that it inherits.
+        popen: starts a process as `subprocess.Popen` does.
 
     Attributes:
         num_failures: how often a process ended by itself, or could not be started.
@@ -33,7 +36,10 @@ class ChildProcess:
             another one serves.
     """
 
-    def __init__(self, events: ChildEvents, command: Sequence[str], fds: Sequence[int]) -> None:
+    def __init__(
+        self, events: ChildEvents, command: Sequence[str], fds: Sequence[int], popen: Popen = subprocess.Popen
+    ) -> None:
+        self._popen = popen
         self._events = events
         self._command = list(command)
         self._fds = tuple(fds)
@@ -79,7 +85,7 @@ class ChildProcess:
         if self._process is None and now >= self._start_at:
             self._start_at = now + RESTART_DELAY_S
             try:
-                self._process = subprocess.Popen(self._command, pass_fds=self._fds)
+                self._process = self._popen(self._command, pass_fds=self._fds)
                 self._num_started += 1
             except (OSError, MemoryError, subprocess.SubprocessError) as error:
                 self.num_failures += 1

@@ -3,10 +3,9 @@
 import resource
 import selectors
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from common.curve import ServerCurve
 from common.logging import QuietLog, get_logger
 from scheduler_svc.core.actions import Peer
 from scheduler_svc.server.doorway import Doorway
@@ -21,7 +20,6 @@ from scheduler_svc.server.strangers import (
     StrangerBudget,
     Strangers,
 )
-from scheduler_svc.server.zmtp.mechanisms import ROUTER, Role
 
 ACCEPTS_A_TURN = 8
 LINGER_S = 0.2
@@ -33,28 +31,33 @@ class Connections:
     """The connections, in two kinds: those of peers that were admitted, and those of strangers.
 
     Args:
-        endpoint: to bind.
-        curve: keys that peers have to prove; None for none.
+        doorway: where peers come in.
         budget: how much work strangers may cause.
-        role: what this port is to its peers.
+        new_selector: makes what watches the connections.
 
     Attributes:
-        endpoint: with the port that was picked.
+        endpoint: of the doorway.
+        are_strangers_waiting: whether they have had their share of the core's time.
     """
 
-    def __init__(self, endpoint: str, curve: ServerCurve | None, budget: StrangerBudget, role: Role = ROUTER) -> None:
-        self._doorway = Doorway(endpoint, curve, role)
-        self.endpoint = self._doorway.endpoint
+    def __init__(
+        self,
+        doorway: Doorway,
+        budget: StrangerBudget,
+        new_selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector,
+    ) -> None:
+        self._doorway = doorway
+        self.endpoint = doorway.endpoint
         self._budget = budget
         self._peers: dict[Peer, PeerConnection] = {}
         self._strangers = Strangers(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._lost: list[Peer] = []
         # Strangers, and the port that they come by, have a selector of their own, which is not asked when they have
         # had their share of the core's time. It stands in the first one like a connection.
-        self._selector, self._strangers_selector = selectors.DefaultSelector(), selectors.DefaultSelector()
+        self._selector, self._strangers_selector = new_selector(), new_selector()
         self._strangers_selector.register(self._doorway.socket, selectors.EVENT_READ)
         self._selector.register(_number_of(self._strangers_selector), selectors.EVENT_READ)
-        self._strangers_wait = False
+        self.are_strangers_waiting = False
         self._has_opened = False  # whether newcomers had their turn the last time that some waited
         self._unwatched = QuietLog(log, "a connection cannot be watched")
 
@@ -77,7 +80,7 @@ class Connections:
     def look_after(self, now: float) -> None:
         """Close connections that were strangers for too long, or whose key has been revoked."""
         self._budget.refill(now)
-        if self._strangers_wait and not self._budget.is_spent:
+        if self.are_strangers_waiting and not self._budget.is_spent:
             self._watch_strangers()
         for peer in self._strangers.superfluous(now):
             self.drop(peer)
@@ -93,12 +96,12 @@ class Connections:
         for key, events in self._selector.select(0):
             if key.data is not None:
                 yield from self._serve(key.data, events)
-        if self._strangers_wait:
+        if self.are_strangers_waiting:
             return
         for key, events in self._ready_strangers():
             if self._budget.is_spent:
                 self._selector.unregister(_number_of(self._strangers_selector))
-                self._strangers_wait = True
+                self.are_strangers_waiting = True
                 return
             if key.data is None:
                 self._has_opened = True
@@ -175,7 +178,7 @@ class Connections:
         """Look at strangers again, now or in a later turn."""
         try:
             self._selector.register(_number_of(self._strangers_selector), selectors.EVENT_READ)
-            self._strangers_wait = False
+            self.are_strangers_waiting = False
         except OSError as error:
             self._unwatched.happened(reason=error.strerror)
 

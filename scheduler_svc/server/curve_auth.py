@@ -81,11 +81,15 @@ class KeyReader:
     """Reads keys again, in a thread: they may lie on a disk that hangs.
 
     Args:
-        reload: called each second.
+        reload: called again and again.
         name: of the thread.
+        every_s: how often.
     """
 
-    def __init__(self, reload: Callable[[], None], name: str = "allow list") -> None:
+    def __init__(
+        self, reload: Callable[[], None], name: str = "allow list", every_s: float = RELOAD_INTERVAL_S
+    ) -> None:
+        self._every_s = every_s
         self._reload = reload
         self._name = name
         self._stopping = threading.Event()
@@ -95,10 +99,10 @@ class KeyReader:
     def stop(self) -> None:
         """Read no more. Does not wait for a read that hangs."""
         self._stopping.set()
-        self._thread.join(timeout=RELOAD_INTERVAL_S)
+        self._thread.join(timeout=self._every_s)
 
     def _run(self) -> None:
-        while not self._stopping.wait(RELOAD_INTERVAL_S):
+        while not self._stopping.wait(self._every_s):
             try:
                 self._reload()
             except Exception:  # without this thread no key could be revoked any more

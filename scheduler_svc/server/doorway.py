@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterable
 
 from common.curve import ServerCurve
-from scheduler_svc.server.curve_auth import AllowList, KeyReader
+from scheduler_svc.server.curve_auth import RELOAD_INTERVAL_S, AllowList, KeyReader
 from scheduler_svc.server.listener import Listener
 from scheduler_svc.server.peer import PeerConnection
 from scheduler_svc.server.zmtp.connection import Connection
@@ -21,21 +21,32 @@ class Doorway:
         endpoint: to bind.
         curve: lets only those in whose key is in its folder; None asks for no keys.
         role: what this port is to its peers; with keys always a ROUTER.
+        listener: that is bound to the endpoint already; None binds it.
+        reload_every_s: how often the folder is looked at.
 
     Attributes:
         endpoint: with the port that was picked.
     """
 
-    def __init__(self, endpoint: str, curve: ServerCurve | None, role: Role = ROUTER) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        curve: ServerCurve | None,
+        role: Role = ROUTER,
+        listener: Listener | None = None,
+        reload_every_s: float = RELOAD_INTERVAL_S,
+    ) -> None:
         assert curve is None or role is ROUTER
         self._curve = curve
         self._role = role
         self._allowed = AllowList(curve) if curve is not None else None
         self._allowed_version = 0
         self._numbers = itertools.count(1)
-        self._listener = Listener(endpoint)
+        self._listener = listener or Listener(endpoint)
         self.endpoint = self._listener.endpoint
-        self._reader = KeyReader(self._allowed.reload) if self._allowed is not None else None
+        self._reader = None
+        if self._allowed is not None:
+            self._reader = KeyReader(self._allowed.reload, every_s=reload_every_s)
 
     @property
     def socket(self) -> socket.socket:

@@ -3,13 +3,14 @@
 import os
 import select
 import socket
+import subprocess
 import sys
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
 
 from common.installation import hide_working_folder
-from scheduler_svc.server.child_process import ChildEvents, ChildProcess
+from scheduler_svc.server.child_process import ChildEvents, ChildProcess, Popen
 
 STOP_MARGIN_S = 4.0  # after the grace of open answers, until a frontend is killed
 FRONTEND = ChildEvents("frontend died", "frontend cannot be started")
@@ -41,21 +42,27 @@ class FrontendProcesses:
         listener: listening TCP socket; every frontend inherits it, and the kernel spreads connections over them.
         arguments: further command-line arguments.
         worker: None for none.
+        popen: starts a process as `subprocess.Popen` does.
     """
 
     def __init__(
-        self, count: int, listener: socket.socket, arguments: list[str], worker: WorkerStart | None = None
+        self,
+        count: int,
+        listener: socket.socket,
+        arguments: list[str],
+        worker: WorkerStart | None = None,
+        popen: Popen = subprocess.Popen,
     ) -> None:
         hide_working_folder()
         frontend = _command("scheduler_svc.frontend", listener, arguments)
         self._listener = listener
-        self._frontends = [ChildProcess(FRONTEND, frontend, [listener.fileno()]) for _ in range(count)]
+        self._frontends = [ChildProcess(FRONTEND, frontend, [listener.fileno()], popen) for _ in range(count)]
         self._children = [*self._frontends]
         self._worker: ChildProcess | None = None
         self._worker_listener: socket.socket | None = None
         if worker is not None:
             command = _command("scheduler_svc.frontend.background", worker.listener, worker.arguments)
-            self._worker = ChildProcess(WORKER, command, [worker.listener.fileno()])
+            self._worker = ChildProcess(WORKER, command, [worker.listener.fileno()], popen)
             if worker.is_due:
                 self._children.append(self._worker)
             else:

@@ -49,6 +49,7 @@ class Journal:
         path: of the database; its folder has to exist. Beside it there will be `<name>-wal` and `<name>.lock`.
         durable: whether a saved batch survives a power cut as well.
         clocks: what the machine's clocks show.
+        close_timeout_s: how long `close` waits for the disk.
 
     Attributes:
         path: of the database.
@@ -57,8 +58,16 @@ class Journal:
         JournalError: the file cannot be opened, belongs to another program or version, or is in use.
     """
 
-    def __init__(self, path: Path, *, durable: bool = False, clocks: Callable[[], Clocks] = read_clocks) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durable: bool = False,
+        clocks: Callable[[], Clocks] = read_clocks,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
+    ) -> None:
         self.path = path
+        self._close_timeout_s = close_timeout_s
         self._lock_fd = lock(path)
         try:
             self._file = JournalFile(path, durable=durable, read_clocks=clocks)
@@ -121,13 +130,13 @@ class Journal:
     def close(self) -> None:
         """Write what is queued and close the file; `results` cannot be asked for any more.
 
-        Gives up after `CLOSE_TIMEOUT_S` if the disk hangs. The file stays locked then, because the thread may go on
+        Gives up after `close_timeout_s` if the disk hangs. The file stays locked then, because the thread may go on
         writing until the process ends.
         """
         self._batches.put(None)
         if self._writer is None:
             self._file.close()
-        elif not self._writer.stop(CLOSE_TIMEOUT_S):
+        elif not self._writer.stop(self._close_timeout_s):
             log.error("journal not written to its end", path=str(self.path), batches_without_result=self._num_under_way)
             return
         os.close(self._lock_fd)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from common.logging import DropLog
 from scheduler_svc.server.kv_event_format import END_OF_REPLAY, SEQUENCE_BYTES
 from scheduler_svc.server.kv_event_log import EventLog, encode_number
-from scheduler_svc.server.open_port import OpenPort
+from scheduler_svc.server.open_port import MAX_MEMBERS, OpenPort
 from scheduler_svc.server.peer import PeerConnection
 from scheduler_svc.server.zmtp.frames import encode_message
 from scheduler_svc.server.zmtp.mechanisms import Role
@@ -31,9 +31,12 @@ class ReplayPort:
         batches: what there is.
         drops: counts and logs malformed requests.
         clock: seconds of a monotonic clock.
+        max_members: see `OpenPort`.
 
     Attributes:
         endpoint: with the port that was picked.
+        port: that it answers at, for reading.
+        asked: by peer, from which batch on it waits for an answer; a new request takes the place of its last.
     """
 
     def __init__(
@@ -43,22 +46,23 @@ class ReplayPort:
         batches: EventLog,
         drops: DropLog,
         clock: Callable[[], float] = time.monotonic,
+        max_members: int = MAX_MEMBERS,
     ) -> None:
-        self._port = OpenPort(endpoint, REPLAY_ROUTER, self._is_being_answered, MAX_UNSENT_BYTES, clock)
-        self.endpoint = self._port.endpoint
+        self.port = OpenPort(endpoint, REPLAY_ROUTER, self._is_being_answered, MAX_UNSENT_BYTES, clock, max_members)
+        self.endpoint = self.port.endpoint
         self._topic = topic
         self._batches = batches
         self._drops = drops
-        self._asked: dict[bytes, tuple[PeerConnection, int]] = {}  # by peer; a new request takes the place of its last
+        self.asked: dict[bytes, tuple[PeerConnection, int]] = {}
 
     def fileno(self) -> int:
         """For a poller."""
-        return self._port.fileno()
+        return self.port.fileno()
 
     @property
     def has_more(self) -> bool:
         """Whether `turn` could send something at once."""
-        return any(self._has_room(peer) for peer, _ in self._asked.values())
+        return any(self._has_room(peer) for peer, _ in self.asked.values())
 
     def turn(self) -> bool:
         """Take requests and send some of what was asked for.
@@ -67,26 +71,26 @@ class ReplayPort:
             Whether a router asked for batches that are forgotten: it has to be told all anew.
         """
         missed = False
-        for peer, frames in self._port.receive():
+        for peer, frames in self.port.receive():
             if len(frames) != 2 or frames[0] or len(frames[1]) != SEQUENCE_BYTES:
                 self._drops.dropped(peer.address, "a replay request has an empty frame and 8 bytes")
                 continue
             number = int.from_bytes(frames[1], "big")
             missed = missed or number < self._batches.first
-            self._asked[peer.number] = (peer, number)
+            self.asked[peer.number] = (peer, number)
         self._answer()
         return missed
 
     def close(self) -> None:
         """Close the port."""
-        self._port.close()
+        self.port.close()
 
     def _answer(self) -> None:
         left, bytes_left = BATCHES_AT_ONCE, BYTES_AT_ONCE
-        for name, (peer, number) in list(self._asked.items()):
+        for name, (peer, number) in list(self.asked.items()):
             if left <= 0 or bytes_left <= 0:
                 return
-            del self._asked[name]  # to stand behind the others, if something is left
+            del self.asked[name]  # to stand behind the others, if something is left
             at = max(number, self._batches.first)
             while left > 0 and bytes_left > 0 and at < self._batches.next and self._has_room(peer):
                 self._send(peer, encode_number(at), self._batches[at])
@@ -94,13 +98,13 @@ class ReplayPort:
             if at >= self._batches.next and self._has_room(peer):
                 self._send(peer, END_OF_REPLAY, b"")
             elif peer.is_open:
-                self._asked[name] = (peer, at)
+                self.asked[name] = (peer, at)
 
     def _is_being_answered(self, peer: PeerConnection) -> bool:
-        return peer.number in self._asked or peer.has_unsent
+        return peer.number in self.asked or peer.has_unsent
 
     def _has_room(self, peer: PeerConnection) -> bool:
-        return peer.is_open and self._port.has_room(peer)
+        return peer.is_open and self.port.has_room(peer)
 
     def _send(self, peer: PeerConnection, number: bytes, batch: bytes) -> None:
-        self._port.send(peer, encode_message((b"", self._topic, number, batch)))
+        self.port.send(peer, encode_message((b"", self._topic, number, batch)))

@@ -21,17 +21,13 @@ from scheduler_svc.core.executor.cache_events import BLOCKS_AT_ONCE, CacheEvent,
 from scheduler_svc.server.kv_event_format import encode_batch
 from scheduler_svc.server.kv_event_log import EventLog, encode_number
 from scheduler_svc.server.kv_event_replay import ReplayPort
-from scheduler_svc.server.open_port import OpenPort
+from scheduler_svc.server.open_port import MAX_MEMBERS, OpenPort
 from scheduler_svc.server.peer import PeerConnection
 from scheduler_svc.server.zmtp.connection import SUBSCRIBE
 from scheduler_svc.server.zmtp.frames import encode_message
 from scheduler_svc.server.zmtp.mechanisms import Role
 
 TELL_ANEW_EVERY_S = 5.0  # at most, because all subscribers get it
-MAX_UNSENT_BYTES = 2**24  # that wait for one subscriber
-MAX_UNSENT_OLD_BYTES = 2**20  # that wait for one subscriber when more is told anew
-PART_PATIENCE_S = 1.0  # so long a part of what is told anew waits for subscribers that are slow
-PATIENCE_S = 30.0  # so long all of it does, together
 MAX_SUBSCRIPTIONS = 16  # of one subscriber
 PUBLISHER = Role(b"PUB", (b"SUB", b"XSUB"))
 
@@ -57,6 +53,28 @@ class KvEventOptions:
     cache_group: str | None = None
 
 
+@dataclass(frozen=True)
+class TellingLimits:
+    """What waits for subscribers, and how long.
+
+    Attributes:
+        unsent_bytes: that wait for one subscriber.
+        unsent_old_bytes: that wait for one subscriber when more is told anew.
+        part_patience_s: so long a part of what is told anew waits for subscribers that are slow.
+        patience_s: so long all of it does, together.
+        members: of each port.
+    """
+
+    unsent_bytes: int = 2**24
+    unsent_old_bytes: int = 2**20
+    part_patience_s: float = 1.0
+    patience_s: float = 30.0
+    members: int = MAX_MEMBERS
+
+
+USUAL_LIMITS = TellingLimits()
+
+
 class KvEventPublisher:
     """Sends what `events` has, a batch a turn.
 
@@ -64,9 +82,14 @@ class KvEventPublisher:
         events: of the scheduler.
         drops: counts and logs malformed requests.
         clock, wall_clock: seconds of a monotonic clock, and since 1970.
+        limits: of what waits for subscribers.
+        batches: where it keeps what was sent last; None for a log of the usual size.
 
     Attributes:
         endpoint, replay_endpoint: with the ports that were picked.
+        port, replay: its ports, for reading.
+        log: the batches that were sent last.
+        behind: peers that are sent nothing before all is told anew.
     """
 
     def __init__(
@@ -76,50 +99,55 @@ class KvEventPublisher:
         drops: DropLog,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        limits: TellingLimits = USUAL_LIMITS,
+        batches: EventLog | None = None,
     ) -> None:
         self._events = events
+        self._limits = limits
         self._clock = clock
         self._wall_clock = wall_clock
         self._topic = options.topic.encode()
-        self._port = OpenPort(options.endpoint, PUBLISHER, self._is_subscriber, MAX_UNSENT_BYTES, clock)
-        self.endpoint = self._port.endpoint
-        self._log = EventLog()
-        self._replay = None
+        self.port = OpenPort(
+            options.endpoint, PUBLISHER, self._is_subscriber, limits.unsent_bytes, clock, limits.members
+        )
+        self.endpoint = self.port.endpoint
+        self.log = EventLog() if batches is None else batches
+        self.replay = None
         self.replay_endpoint = None
         if options.replay_endpoint is not None:
-            self._replay = ReplayPort(options.replay_endpoint, self._topic, self._log, drops, clock)
-            self.replay_endpoint = self._replay.endpoint
+            self.replay = ReplayPort(options.replay_endpoint, self._topic, self.log, drops, clock, limits.members)
+            self.replay_endpoint = self.replay.endpoint
         self._subscriptions: dict[bytes, list[bytes]] = {}  # by peer, the topics that it wants
-        self._behind: set[bytes] = set()  # peers that are sent nothing before all is told anew
+        self.behind: set[bytes] = set()
         self._must_tell_anew = False
         self._told_anew_at = self._part_told_at = float("-inf")
         self._waits_for_readers = False
 
     def register(self, poller: zmq.Poller) -> None:
         """Let the loop's poller wake up for these ports."""
-        poller.register(self._port.fileno(), zmq.POLLIN)
-        if self._replay is not None:
-            poller.register(self._replay.fileno(), zmq.POLLIN)
+        poller.register(self.port.fileno(), zmq.POLLIN)
+        if self.replay is not None:
+            poller.register(self.replay.fileno(), zmq.POLLIN)
 
     @property
     def has_more(self) -> bool:
         """Whether a turn has something to do, whatever the poller says."""
         can_tell = self._events.has_news or (self._events.has_untold and not self._waits_for_readers)
-        return can_tell or (self._replay is not None and self._replay.has_more)
+        return can_tell or (self.replay is not None and self.replay.has_more)
 
     def turn(self) -> None:
         """Take subscriptions and requests, and send what has happened since the last turn."""
-        for peer, frames in self._port.receive():
+        for peer, frames in self.port.receive():
             self._subscribe(peer, frames)
-        if self._replay is not None and self._replay.turn():
+        if self.replay is not None and self.replay.turn():
             self._must_tell_anew = True
-        subscribers = self._subscribers()
-        can_follow = {peer.number for peer in subscribers if not peer.has_unsent} & self._behind
+        subscribers = self.subscribers()
+        can_follow = {peer.number for peer in subscribers if not peer.has_unsent} & self.behind
         now = self._clock()
         must_tell_anew = bool(can_follow or self._must_tell_anew) and not self._events.has_untold
         if must_tell_anew and now - self._told_anew_at >= TELL_ANEW_EVERY_S:
             self._must_tell_anew, self._told_anew_at, self._part_told_at = False, now, now
-            self._behind -= can_follow
+            self.behind -= can_follow
             self._events.tell_anew()
         self._waits_for_readers = self._events.has_untold and not self._is_time_for_more(subscribers, now)
         if events := self._events.take(0 if self._waits_for_readers else BLOCKS_AT_ONCE):
@@ -127,10 +155,10 @@ class KvEventPublisher:
 
     def close(self) -> None:
         """Say that nothing is here any more, and close the ports."""
-        self._publish([Cleared()], self._subscribers())
-        self._port.close()
-        if self._replay is not None:
-            self._replay.close()
+        self._publish([Cleared()], self.subscribers())
+        self.port.close()
+        if self.replay is not None:
+            self.replay.close()
 
     def _subscribe(self, peer: PeerConnection, frames: list[bytes]) -> None:
         topics = self._subscriptions.setdefault(peer.number, [])
@@ -141,9 +169,9 @@ class KvEventPublisher:
         elif len(topics) < MAX_SUBSCRIPTIONS:
             topics.append(topic)
             if self._has_ours(topics) and not had_ours:
-                self._behind.add(peer.number)
+                self.behind.add(peer.number)
         else:
-            self._port.refuse(peer, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
+            self.port.refuse(peer, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
 
     def _is_subscriber(self, peer: PeerConnection) -> bool:
         return self._has_ours(self._subscriptions.get(peer.number, []))
@@ -151,30 +179,31 @@ class KvEventPublisher:
     def _has_ours(self, topics: list[bytes]) -> bool:
         return any(self._topic.startswith(topic) for topic in topics)
 
-    def _subscribers(self) -> list[PeerConnection]:
+    def subscribers(self) -> list[PeerConnection]:
         """Those that want our topic."""
-        members = {peer.number: peer for peer in self._port.members()}
+        members = {peer.number: peer for peer in self.port.members()}
         self._subscriptions = {number: topics for number, topics in self._subscriptions.items() if number in members}
-        self._behind &= members.keys()
+        self.behind &= members.keys()
         return [members[number] for number, topics in self._subscriptions.items() if self._has_ours(topics)]
 
     def _is_time_for_more(self, subscribers: list[PeerConnection], now: float) -> bool:
         """Whether the next part may be told anew. Who has held it up for too long is left behind."""
-        slow = {peer.number for peer in subscribers if peer.num_unsent_bytes > MAX_UNSENT_OLD_BYTES} - self._behind
-        if slow and now < min(self._part_told_at + PART_PATIENCE_S, self._told_anew_at + PATIENCE_S):
+        limits, waited_s = self._limits, now - self._part_told_at
+        slow = {peer.number for peer in subscribers if peer.num_unsent_bytes > limits.unsent_old_bytes} - self.behind
+        if slow and waited_s < limits.part_patience_s and now - self._told_anew_at < limits.patience_s:
             return False
-        self._behind |= slow
+        self.behind |= slow
         self._part_told_at = now
         return True
 
     def _publish(self, events: list[CacheEvent], subscribers: list[PeerConnection]) -> None:
         batch = encode_batch(events, self._wall_clock())
-        number = self._log.append(batch)
+        number = self.log.append(batch)
         message = encode_message((self._topic, encode_number(number), batch))
         for peer in subscribers:
-            if peer.number in self._behind:
+            if peer.number in self.behind:
                 continue
-            if self._port.has_room(peer):
-                self._port.send(peer, message)
+            if self.port.has_room(peer):
+                self.port.send(peer, message)
             else:
-                self._behind.add(peer.number)
+                self.behind.add(peer.number)

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import BatonError
@@ -25,6 +26,7 @@ class Listener:
 
     Args:
         endpoint: to bind. Port 0 or `*` picks a port, and the host `*` stands for all IPv4 addresses.
+        peer_of: tells process and user at the other end of a local connection.
 
     Attributes:
         endpoint: with the port that was picked.
@@ -34,7 +36,8 @@ class Listener:
         EndpointError: it is malformed, in use, or not on this machine.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, peer_of: Callable[[socket.socket], tuple[int, int]] | None = None) -> None:
+        self._peer_of = peer_of or credentials
         transport, _, address = endpoint.partition("://")
         self._path: Path | None = None
         self.num_turned_away = 0
@@ -87,7 +90,7 @@ class Listener:
         """Who a connection is from; None if it is from another user of this machine."""
         if self.socket.family != socket.AF_UNIX:
             return f"{address[0]}:{address[1]}"
-        pid, uid = _credentials(connection)
+        pid, uid = self._peer_of(connection)
         return f"pid {pid}" if uid in (0, os.geteuid()) else None
 
 
@@ -133,7 +136,7 @@ def _is_abandoned(path: str) -> bool:
         return probe.connect_ex(path) == errno.ECONNREFUSED
 
 
-def _credentials(connection: socket.socket) -> tuple[int, int]:
+def credentials(connection: socket.socket) -> tuple[int, int]:
     """Process and user at the other end; where the system does not tell (macOS), only this user could open the file."""
     if not hasattr(socket, "SO_PEERCRED"):
         return 0, os.geteuid()

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from common.logging import QuietLog, get_logger
 from scheduler_svc.server.connections import Connections
+from scheduler_svc.server.doorway import Doorway
 from scheduler_svc.server.peer import PeerConnection
 from scheduler_svc.server.strangers import StrangerBudget
 from scheduler_svc.server.zmtp.frames import ZmtpError
@@ -34,6 +35,7 @@ class OpenPort:
         is_of_use: whether a member wants something that comes from here; one that does not may have to go.
         max_unsent_bytes: that wait for one member when more is sent to it.
         clock: seconds of a monotonic clock.
+        max_members: that are served at once.
 
     Attributes:
         endpoint: with the port that was picked.
@@ -46,11 +48,13 @@ class OpenPort:
         is_of_use: Callable[[PeerConnection], bool],
         max_unsent_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        max_members: int = MAX_MEMBERS,
     ) -> None:
-        self._connections = Connections(endpoint, None, StrangerBudget(), role)
+        self._connections = Connections(Doorway(endpoint, None, role), StrangerBudget())
         self._is_of_use = is_of_use
         self._max_unsent_bytes = max_unsent_bytes
         self._clock = clock
+        self._max_members = max_members
         self._members: dict[bytes, PeerConnection] = {}
         self._turned_away = QuietLog(log, "connection closed: it is of no use at this port")
         self.endpoint = self._connections.endpoint
@@ -127,9 +131,9 @@ class OpenPort:
             return False
         if peer.is_admitted:
             return True
-        if len(members := self.members()) >= MAX_MEMBERS:
+        if len(members := self.members()) >= self._max_members:
             useless = next((member for member in members if not self._is_of_use(member)), None)
-            self.refuse(useless or peer, f"{MAX_MEMBERS} are served already")
+            self.refuse(useless or peer, f"{self._max_members} are served already")
             if useless is None:
                 return False
         self._connections.admit(peer)

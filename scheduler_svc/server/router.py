@@ -19,7 +19,7 @@ from common.logging import DropLog, QuietLog, get_logger
 from common.wire import MAX_MESSAGE_BYTES, Codec, Incoming, VersionError
 from scheduler_svc.core.actions import Peer, Sent
 from scheduler_svc.server.connections import Connections
-from scheduler_svc.server.doorway import STRANGER_MESSAGE_BYTES
+from scheduler_svc.server.doorway import STRANGER_MESSAGE_BYTES, Doorway
 from scheduler_svc.server.peer import READ_BYTES, PeerConnection
 from scheduler_svc.server.strangers import StrangerBudget
 from scheduler_svc.server.zmtp.frames import ZmtpError
@@ -42,7 +42,7 @@ class Router(Generic[Incoming]):
         curve: refuses peers whose key is not in its folder; None asks for no keys.
         max_message_bytes: of a message from a peer that was admitted. A stranger may send STRANGER_MESSAGE_BYTES.
         trusts_all: whether every peer is admitted at once, as on a socket that only this user reaches.
-        budget: how much work strangers may cause.
+        connections: of a port that is bound already; None binds the endpoint.
         clock: seconds of a monotonic clock.
 
     Attributes:
@@ -59,7 +59,7 @@ class Router(Generic[Incoming]):
         curve: ServerCurve | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         trusts_all: bool = False,
-        budget: StrangerBudget | None = None,
+        connections: Connections | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._codec: Codec[Incoming] = Codec(incoming)
@@ -70,7 +70,9 @@ class Router(Generic[Incoming]):
         self._max_message_bytes = max_message_bytes
         self._trusts_all = trusts_all
         self._clock = clock
-        self._connections = Connections(endpoint, curve, budget or StrangerBudget())
+        if connections is None:
+            connections = Connections(Doorway(endpoint, curve), StrangerBudget())
+        self._connections = connections
         self.endpoint = self._connections.endpoint
         self._unread: OrderedDict[Peer, PeerConnection] = OrderedDict()  # who said more than one turn takes
 

@@ -10,7 +10,8 @@ from scheduler_svc.core.requests.frontends import END_AFTER_S, SILENT_AFTER_S
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalState
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from tests.support.chores import done
-from tests.support.service import PROMPT, Service, restart, undisturbed
+from tests.support.service import Service, restart, undisturbed
+from tests.support.submits import PROMPT
 
 
 def test_a_request_is_served_and_the_status_shows_it():

@@ -7,74 +7,41 @@ import msgspec
 import pytest
 
 from common import messages as m
-from scheduler_svc.core.actions import SendToExecutor, SendToFrontend, WriteLog
-from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.core import Core
 from tests.support.any_message import AnyMessage
-from tests.support.chores import done, tick
+from tests.support.chores import tick
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
+from tests.support.service import Service
 
-HERE, FRONT = b"legit executor", b"legit frontend"
+HERE = b"legit"
 FOREIGN_EXECUTORS = [b"e1", b"e2", b"e3"]
 FOREIGN_FRONTENDS = [b"f1", b"f2"]
 PARAMS = m.SamplingParams(max_tokens=60)
 PROMPTS = {f"legit-{i}": [i, 2, 3, 4] for i in range(6)}
 
 
-class World:
-    """A core, one executor that works, one frontend that listens; time passes only here."""
+class AmongStrangers(Service):
+    """Strange frontends use ids again and again: what they are told is not looked at."""
 
-    def __init__(self, rng):
-        self.rng = rng
-        self.now = 1000.0
-        self.core = Core(CoreConfig("model", first_epoch=5), self.now)
-        self.oracle = OracleExecutor(LIMITS)
-        self.epoch = 0
-        self.answers = []
-        self.tokens = {request_id: [] for request_id in PROMPTS}
-        self.ended = {}
+    def told(self, peer, message):
+        if peer == b"web":
+            super().told(peer, message)
 
-    def do(self, actions):
-        for action in actions:
-            match action:
-                case SendToExecutor(peer, message) if peer == HERE:
-                    self.executor_gets(message)
-                case SendToFrontend(peer, m.Outputs(deltas=deltas)) if peer == FRONT:
-                    self.frontend_gets(deltas)
-                case SendToExecutor() | SendToFrontend() | WriteLog():
-                    pass
 
-    def executor_gets(self, message):
-        match message:
-            case m.Welcome(epoch):
-                self.epoch, self.oracle, self.answers = epoch, OracleExecutor(LIMITS), []
-            case m.Plan():
-                self.answers.append(self.oracle.run(message))
-            case m.EpochOver() | m.Leave():
-                self.do(self.core.from_executor(HERE, hello("legit"), self.now))
-
-    def frontend_gets(self, deltas):
-        for delta in deltas:
-            assert delta.request_id not in self.ended
-            self.tokens[delta.request_id] += array("i", delta.token_ids)
-            if delta.finish_reason is not None:
-                self.ended[delta.request_id] = delta.finish_reason
-
-    def step(self):
-        """A moment of those that belong here."""
-        self.now += 0.02
-        if self.answers:
-            self.do(self.core.from_executor(HERE, self.answers.pop(0), self.now))
-        self.do(self.core.from_executor(HERE, m.ExecutorHeartbeat(epoch=self.epoch), self.now))
-        self.do(self.core.from_frontend(FRONT, m.FrontendHello(pid=1), self.now))
-        self.do(tick(self.core, self.now))
-        self.do(done(self.core.plans(self.now)))
-        for peer in self.core.frontends_with_outputs():
-            message = self.core.next_output(peer)
-            self.core.output_sent(peer)
-            if peer == FRONT and isinstance(message, m.Outputs):
-                self.frontend_gets(message.deltas)
+def step(service):
+    """A moment of the executor and the frontend that belong here; others may have it told to leave."""
+    service.now += 0.02
+    told, service.to_executors = service.to_executors, []
+    for message in (message for peer, message in told if peer == HERE):
+        if isinstance(message, m.Welcome):
+            service.executors["legit"] = OracleExecutor(LIMITS)
+        elif isinstance(message, m.EpochOver | m.Leave):
+            service.do(service.core.from_executor(HERE, hello("legit"), service.now))
+    epoch = next((member.epoch for member in service.core.fleet if member.peer == HERE), 1)
+    service.do(service.core.from_executor(HERE, m.ExecutorHeartbeat(epoch=epoch), service.now))
+    service.say(m.FrontendHello(pid=1))
+    service.do(tick(service.core, service.now))
+    service.turn(num_answers=1)
 
 
 def small(message):
@@ -88,13 +55,14 @@ def small(message):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_foreign_messages(seed):
     rng = random.Random(seed)
-    world = World(rng)
-    world.do(world.core.from_executor(HERE, hello("legit"), world.now))
+    service = AmongStrangers(first_epoch=5)
+    service.now = 1000.0
+    service.join("legit")
     live = {
-        "epoch": [world.epoch, world.epoch + 1, world.epoch + 2, 5],
+        "epoch": [5, 6, 7],
         "step": [0, 1, 2],
         "token_ids": [b"\1\0\0\0", b"\1\0\0\0" * 6],
-        "executor": ["foreign", str(world.epoch + 1)],
+        "executor": ["foreign", "6"],
         "request_id": ["foreign-1", "foreign-2", "foreign-3"],
         "fingerprint": [hello().fingerprint],
         "dtype": [hello().dtype],
@@ -104,22 +72,22 @@ def test_foreign_messages(seed):
     from_executors = AnyMessage(m.ExecutorToScheduler, rng, live)
     from_frontends = AnyMessage(m.FrontendToCore, rng, live)
     for request_id, prompt in PROMPTS.items():
-        submit = m.Submit(request_id=request_id, prompt=array("i", prompt).tobytes(), params=PARAMS)
-        world.do(world.core.from_frontend(FRONT, submit, world.now))
+        service.submit(request_id, prompt=prompt, max_tokens=PARAMS.max_tokens)
+    core = service.core
     for _ in range(400):
         for _ in range(4):
-            world.do(world.core.from_executor(rng.choice(FOREIGN_EXECUTORS), small(from_executors()), world.now))
-            world.do(world.core.from_frontend(rng.choice(FOREIGN_FRONTENDS), from_frontends(), world.now))
-        world.step()
-        world.core.scheduler.check()
+            service.do(core.from_executor(rng.choice(FOREIGN_EXECUTORS), small(from_executors()), service.now))
+            service.do(core.from_frontend(rng.choice(FOREIGN_FRONTENDS), from_frontends(), service.now))
+        step(service)
+        core.scheduler.check()
     for peer in FOREIGN_EXECUTORS:
-        world.do(world.core.executor_gone(peer, world.now))
+        service.do(core.executor_gone(peer, service.now))
     for peer in FOREIGN_FRONTENDS:
-        world.do(world.core.frontend_gone(peer, world.now))
+        service.do(core.frontend_gone(peer, service.now))
     for _ in range(8000):
-        if len(world.ended) == len(PROMPTS):
+        if len(service.endings) == len(PROMPTS):
             break
-        world.step()
-    assert set(world.ended.values()) == {"length"}
+        step(service)
+    assert set(service.endings.values()) == {"length"}
     for request_id, prompt in PROMPTS.items():
-        assert world.tokens[request_id] == expected_output(prompt, PARAMS, LIMITS.vocab_size)
+        assert service.tokens[b"web", request_id, 0] == expected_output(prompt, PARAMS, LIMITS.vocab_size)

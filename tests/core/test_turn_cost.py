@@ -1,7 +1,5 @@
 """What a turn of the core costs does not grow with the requests that are open, or with those that end at once."""
 
-from array import array
-
 import pytest
 
 from common import messages as m
@@ -13,8 +11,9 @@ from scheduler_svc.core.scheduling.admission import MAX_LOOKS
 from scheduler_svc.core.scheduling.config import SchedulerConfig
 from tests.support.chores import tick
 from tests.support.instructions import instructions_of
-from tests.support.rig import Rig, limits
-from tests.support.service import PROMPT, Service, restart
+from tests.support.scheduling import Scheduling, limits
+from tests.support.service import Service, restart
+from tests.support.submits import submit
 
 FEW, MANY = 1_000, 10_000
 STORM, LARGER_STORM = 400, 1200  # requests: more than a tick takes of anything
@@ -22,9 +21,8 @@ GRACE_S = 0.5  # of requests whose frontend is gone, in storms
 WEB, OTHER = b"web", b"other"
 
 
-def submit(request_id):
-    params = m.SamplingParams(max_tokens=6)
-    return m.Submit(request_id=request_id, prompt=array("i", PROMPT).tobytes(), params=params, is_resumable=True)
+def resumable(request_id):
+    return submit(request_id, is_resumable=True)
 
 
 def crowded(num_open):
@@ -32,10 +30,10 @@ def crowded(num_open):
     scheduler, third = SchedulerConfig(max_waiting=2 * MANY), num_open // 3
     before = Service(JournalState.OK, scheduler=scheduler)
     for i in range(num_open - 2 * third):
-        before.core.from_frontend(OTHER, submit(f"old-{i}"), 0.0)
+        before.core.from_frontend(OTHER, resumable(f"old-{i}"), 0.0)
     service, _ = restart(before.write_all(), scheduler=scheduler)
     for i in range(2 * third):
-        service.core.from_frontend(OTHER, submit(f"new-{i}"), 0.0)
+        service.core.from_frontend(OTHER, resumable(f"new-{i}"), 0.0)
         if i % 2:
             service.core.from_frontend(OTHER, m.Detach(request_id=f"new-{i}"), 0.0)
     service.write_all()
@@ -54,37 +52,46 @@ def outputs(core):
 MOVES = {
     "nothing": lambda core, now: None,
     "a heartbeat": lambda core, now: core.from_frontend(WEB, m.FrontendHello(pid=1), now),
-    "a request": lambda core, now: core.from_frontend(WEB, submit("r"), now),
+    "a request": lambda core, now: core.from_frontend(WEB, resumable("r"), now),
     "a client that comes back": lambda core, now: core.from_frontend(WEB, m.Attach(request_id="old-7"), now),
     "a client that goes": lambda core, now: core.from_frontend(OTHER, m.Detach(request_id="new-8"), now),
     "a frontend that goes": lambda core, now: core.frontend_gone(WEB, now),
 }
 
 
-@pytest.mark.parametrize("move", MOVES)
-def test_a_turn_costs_the_same_among_any_number_of_open_requests(move):
-    costs = []
-    for num_open in (FEW, MANY):
-        service = crowded(num_open)
-        core = service.core
-        core.from_frontend(WEB, submit("mine"), service.now)
+@pytest.fixture(scope="module")
+def costs():
+    """What a turn with each of the moves costs, one after the other, among few and among many open requests."""
+    return costs_among(FEW), costs_among(MANY)
+
+
+def costs_among(num_open):
+    service, costs = crowded(num_open), {}
+    core = service.core
+    core.from_frontend(WEB, resumable("mine"), service.now)
+    for name, move in MOVES.items():
         service.now += 0.1
 
-        def turn(core=core, now=service.now):
-            MOVES[move](core, now)
+        def turn(move=move, now=service.now):
+            move(core, now)
             tick(core, now)
             outputs(core)
 
-        costs.append(instructions_of(turn))
+        costs[name] = instructions_of(turn)
+    return costs
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_turn_costs_the_same_among_any_number_of_open_requests(costs, move):
     few, many = costs
-    assert many <= few + FEW // 20, "and not one instruction for each of the open requests"
+    assert many[move] <= few[move] + FEW // 20, "and not one instruction for each of the open requests"
 
 
 def stormy(num_requests):
     """A core with so many requests of one frontend."""
     service = Service(JournalState.OK, scheduler=SchedulerConfig(max_waiting=MANY), reconnect_grace_s=GRACE_S)
     for i in range(num_requests):
-        service.core.from_frontend(OTHER, submit(f"r{i}"), 0.0)
+        service.core.from_frontend(OTHER, resumable(f"r{i}"), 0.0)
     return service
 
 
@@ -141,7 +148,7 @@ def test_what_a_failed_journal_releases_is_told_in_pieces_and_in_order():
     service, told = stormy(STORM), []
     core = service.core
     core.batch_written(BatchFailed(core.next_batch(1.0).number, "full"), 1.0)
-    core.from_frontend(OTHER, submit("later"), 1.0)
+    core.from_frontend(OTHER, resumable("later"), 1.0)
 
     def read():
         num_before = len(told)
@@ -180,9 +187,9 @@ def test_an_executor_that_is_asked_for_a_plan_in_vain_is_a_step_of_its_own():
 
 def test_a_plan_looks_at_a_bounded_number_of_executors_however_many_wait():
     num_executors = 128
-    rig = Rig(*[limits()] * num_executors, max_waiting=1000)
+    run = Scheduling(*[limits()] * num_executors, max_waiting=1000)
     for i in range(500):
-        rig.add(f"{i}", [5, 6, i], max_tokens=8)
-    rig.scheduler.plan(1)
-    placed = [sequence for sequence in rig.scheduler if sequence.placed not in (0, 1)]
+        run.add(f"{i}", [5, 6, i], max_tokens=8)
+    run.scheduler.plan(1)
+    placed = [sequence for sequence in run.scheduler if sequence.placed not in (0, 1)]
     assert len(placed) == MAX_LOOKS // num_executors

@@ -1,11 +1,16 @@
-"""64 streams that go on while something is done to the service."""
+"""Streams that go on while something is done to the service: a few, or 64."""
 
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import openai
+
+from scheduler_svc.client.processes.local_fleet import LocalFleet
+
 NUM_STREAMS = 64
+FEW = 8
 SPEAKERS = ("ROMEO", "JULIET", "KING RICHARD III", "First Citizen", "MENENIUS", "GLOUCESTER", "QUEEN", "HAMLET")
 
 
@@ -37,3 +42,26 @@ async def keep_streaming(
     await asyncio.gather(*(one(i, request) for i, request in enumerate(requests())))
     await disturbance
     return next(finished)
+
+
+async def texts(fleet: LocalFleet, disturb: Callable[[], object] | None = None) -> list[str]:
+    """The texts of a few streams, with something done to the service when they are under way."""
+    under_way = asyncio.Event()
+    num_pieces = 0
+
+    async def one(client: openai.AsyncOpenAI, request: dict[str, Any]) -> str:
+        nonlocal num_pieces
+        text = ""
+        async for chunk in await client.completions.create(**request, stream=True):
+            text += chunk.choices[0].text if chunk.choices else ""
+            num_pieces += 1
+            if num_pieces == 20 * FEW:
+                under_way.set()
+        return text
+
+    async with openai.AsyncOpenAI(base_url=f"{fleet.spec.url}/v1", api_key="x", max_retries=0, timeout=120) as client:
+        streaming = asyncio.gather(*(one(client, request) for request in list(requests())[:FEW]))
+        if disturb is not None:
+            await under_way.wait()
+            await asyncio.to_thread(disturb)
+        return await streaming

@@ -11,12 +11,11 @@ import openai
 import pytest
 
 from scheduler_svc.client.processes.local_fleet import KEEPER, executor_name
-from tests.e2e.streams import keep_streaming, requests
+from tests.e2e.streams import keep_streaming, texts
 from tests.support.eventually import eventually
 from tests.support.fleets import active, report, running_fleet, standby_waits, wait_for_standby
 from tests.support.processes import open_files
 
-FEW = 8
 SECONDS = 60
 
 
@@ -25,29 +24,6 @@ def pool_bytes(fleet):
     opened = open_files(fleet.pids[KEEPER])
     (path,) = [path for path, file in opened.items() if file.startswith("/memfd:baton-pool (")]
     return path.read_bytes()
-
-
-async def texts(fleet, disturb=None):
-    """The texts of a few streams, with something done to the service when they are under way."""
-    under_way = asyncio.Event()
-    num_pieces = 0
-
-    async def one(client, request):
-        nonlocal num_pieces
-        text = ""
-        async for chunk in await client.completions.create(**request, stream=True):
-            text += chunk.choices[0].text if chunk.choices else ""
-            num_pieces += 1
-            if num_pieces == 20 * FEW:
-                under_way.set()
-        return text
-
-    async with openai.AsyncOpenAI(base_url=f"{fleet.spec.url}/v1", api_key="x", max_retries=0, timeout=120) as client:
-        streaming = asyncio.gather(*(one(client, request) for request in list(requests())[:FEW]))
-        if disturb is not None:
-            await under_way.wait()
-            await asyncio.to_thread(disturb)
-        return await streaming
 
 
 @pytest.fixture(scope="module")

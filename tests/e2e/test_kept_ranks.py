@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.client.processes.local_fleet import executor_name
-from tests.e2e.test_kept import texts
+from tests.e2e.streams import texts
 from tests.support.eventually import eventually
 from tests.support.fleets import report, running_fleet, wait_for_standby
 from tests.support.processes import is_running

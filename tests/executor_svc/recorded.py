@@ -17,7 +17,7 @@ from common.plan import ExecutorLimits
 from common.wire import IntArray
 from executor_svc.runner.runner import Runner
 from tests.executor_svc import harness
-from tests.support.rig import Rig
+from tests.support.scheduling import Scheduling
 
 BLOCK_SIZE = 16
 OPTIONS = {"num_blocks": 8, "block_size": BLOCK_SIZE, "max_num_seqs": 4, "max_model_len": 64, "max_batch_tokens": 24}
@@ -73,7 +73,7 @@ class _Recorder:
 def record(folder: Path) -> list[RecordedStep]:
     """Serve `REQUESTS` with two steps in flight."""
     runner, limits = harness.start(folder, device="cpu", **OPTIONS)
-    rig, recorder = Rig(limits), _Recorder(runner, limits)
+    rig, recorder = Scheduling(limits), _Recorder(runner, limits)
     rig.executors[1] = recorder
     for number, (prompt, params) in enumerate(REQUESTS):
         rig.add(f"request-{number}", prompt, max_tokens=NEW_TOKENS, **params)

@@ -32,12 +32,12 @@ class KeeperProcess:
         before = self.log().count("event=ready")
         with self.log_file.open("a") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, stderr=log)
-        eventually(lambda: self.log().count("event=ready") > before, 20.0, self.log)
+        eventually(lambda: self.log().count("event=ready") > before, told=self.log)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         """Returns the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(20.0)
+        return self.process.wait(60.0)
 
     def log(self) -> str:
         return self.log_file.read_text() if self.log_file.exists() else ""

@@ -186,7 +186,7 @@ class Events(RuleBasedStateMachine):
 
     @invariant()
     def a_source_is_read_by_one_connected_executor(self):
-        readers = [executor for executor in self.world.keeper._registry.executors.values() if executor.reads]
+        readers = [executor for executor in self.world.keeper.executors if executor.reads]
         assert all(executor.connection is not None for executor in readers)
         counted = [each.reads.wanted for each in readers if self.world.now - each.reads.since <= READER_TIMEOUT_S]
         assert len(set(counted)) == len(counted)

@@ -6,7 +6,7 @@ import pytest
 from common import messages as m
 from common.heartbeats import LOSS_TIMEOUT_S
 from keeper_svc.executor import TAKEOVER_S
-from tests.keeper_svc.world import NUM_BLOCKS, OTHER_POOL, POOL, Executor, World
+from tests.keeper_svc.world import NUM_BLOCKS, OTHER_POOL, POOL, Executor, World, holding
 
 HANG_S = LOSS_TIMEOUT_S + 0.4
 
@@ -28,9 +28,7 @@ def test_a_pool_goes_to_the_next_one_when_its_holder_is_gone(world):
 
 
 def test_what_its_holder_cannot_use_nobody_gets(world):
-    holder, standby = Executor(world), Executor(world)
-    holder.deposit()
-    standby.lease(wait=True)
+    holder, standby = holding(world)
     assert holder.send(m.GivePoolUp()) == m.PoolGivenUp()
     assert world.keeper.shelf.pools == []
     assert standby.send(m.FindPool(kind=POOL)) == m.PoolFound(num_blocks=0)
@@ -96,10 +94,7 @@ def test_a_process_that_has_released_its_lease_is_not_killed(world):
 
 @pytest.mark.parametrize("is_killed_first", [True, False])
 def test_a_release_and_the_end_of_its_process_may_come_in_either_order(world, is_killed_first):
-    holder, standby, third = Executor(world), Executor(world), Executor(world)
-    holder.deposit()
-    standby.lease(wait=True)
-    third.lease(wait=True)
+    holder, standby, third = holding(world, 2)
     release = (holder.connection, m.ReleaseLease())
     if is_killed_first:
         holder.end()
@@ -113,11 +108,7 @@ def test_a_release_and_the_end_of_its_process_may_come_in_either_order(world, is
 
 
 def test_a_holder_that_was_to_be_killed_can_release_its_lease_first(world):
-    holder, standby, third = Executor(world), Executor(world), Executor(world)
-    holder.deposit()
-    holder.send(m.Alive(state="serving"))
-    standby.lease(wait=True)
-    third.lease(wait=True)
+    holder, standby, third = holding(world, 2, is_serving=True)
     world.pass_time(HANG_S, standby, third)
     assert world.killed == [holder.process.handle]
     holder.send(m.ReleaseLease())  # sent before the kill reached it
@@ -172,9 +163,7 @@ def test_standbys_are_served_in_their_order_and_counted(world):
 
 @pytest.mark.parametrize("how", ["disconnect", "end"])
 def test_a_standby_that_goes_is_forgotten(world, how):
-    holder, standby = Executor(world), Executor(world)
-    holder.deposit()
-    standby.lease(wait=True)
+    holder, standby = holding(world)
     getattr(standby, how)()
     assert holder.last == m.Standbys(count=0)
     holder.end()
@@ -182,10 +171,7 @@ def test_a_standby_that_goes_is_forgotten(world, how):
 
 
 def test_a_silent_standby_is_passed_over_and_served_when_it_speaks(world):
-    holder, silent, loud = Executor(world), Executor(world), Executor(world)
-    holder.deposit()
-    silent.lease(wait=True)
-    loud.lease(wait=True)
+    holder, silent, loud = holding(world, 2)
     world.pass_time(HANG_S, holder, loud)
     assert holder.last == m.Standbys(count=1)
     holder.end()
@@ -209,9 +195,7 @@ def test_a_silent_holder_is_killed_if_a_standby_waits(world):
 
 
 def test_a_holder_that_is_stuck_is_killed_and_one_that_seeks_is_not(world):
-    holder, standby = Executor(world), Executor(world)
-    holder.deposit()
-    standby.lease(wait=True)
+    holder, standby = holding(world)
     world.pass_time(10.0, holder, standby, state="seeking")
     assert world.killed == []
     world.pass_time(HANG_S, holder, standby, state="stuck")
@@ -223,18 +207,13 @@ def test_a_holder_that_is_stuck_is_killed_and_one_that_seeks_is_not(world):
 
 
 def test_a_holder_that_starts_is_left_alone_until_it_speaks(world):
-    holder, standby = Executor(world), Executor(world)
-    holder.deposit()
-    standby.lease(wait=True)
+    _, standby = holding(world)
     world.pass_time(100.0, standby)
     assert world.killed == []
 
 
 def test_a_standby_that_got_the_pool_and_hangs_is_killed_for_the_next(world):
-    holder, first, second = Executor(world), Executor(world), Executor(world)
-    holder.deposit()
-    first.lease(wait=True)
-    second.lease(wait=True)
+    holder, first, second = holding(world, 2)
     holder.end()
     world.pass_time(TAKEOVER_S, second)
     assert world.killed == []
@@ -243,9 +222,7 @@ def test_a_standby_that_got_the_pool_and_hangs_is_killed_for_the_next(world):
 
 
 def test_a_pause_of_the_keeper_is_no_silence_of_a_holder(world):
-    holder, standby = Executor(world), Executor(world)
-    holder.deposit()
-    standby.lease(wait=True)
+    holder, standby = holding(world)
     world.pass_time(1.0, holder, standby)
     world.now += 30.0
     world.tick()
@@ -270,10 +247,7 @@ def test_the_watchdog_kills_where_the_keeper_cannot(world):
 
 
 def test_without_a_way_to_kill_the_pool_stays_and_one_line_says_so(world):
-    holder, standby = Executor(world, can_signal=False), Executor(world)
-    holder.deposit()
-    holder.send(m.Alive(state="serving"))
-    standby.lease(wait=True)
+    holder, standby = holding(world, is_serving=True, can_signal=False)
     world.pass_time(100.0, standby)
     assert [event for event, _ in world.log].count("pool cannot be handed on") == 1
     watchdog = world.connect()  # a late one

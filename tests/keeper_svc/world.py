@@ -90,7 +90,7 @@ class World:
         """Handles that the keeper has a use for."""
         shelf = self.keeper.shelf
         kept = [handle for kept in shelf for handle in kept.handles]
-        return kept + [executor.process for executor in self.keeper._registry.executors.values()]
+        return kept + [executor.process for executor in self.keeper.executors]
 
     def _opened(self) -> int:
         handle = next(self._numbers)
@@ -99,7 +99,7 @@ class World:
 
 
 class Executor:
-    """A process that registered."""
+    """A process that registered. It writes no memory and starts no thread: what it holds are numbers."""
 
     def __init__(self, world: World, name: str = "", *, can_signal: bool = True) -> None:
         self.world = world
@@ -164,3 +164,18 @@ class Executor:
         for process in self.processes:
             if process.handle in self.world.open:
                 self.world.do(self.world.keeper.process_ended(process.handle, self.world.now))
+
+
+def holding(world: World, num_standbys: int = 1, *, is_serving: bool = False, **holder: bool) -> list[Executor]:
+    """An executor that has deposited a pool, and standbys that wait for it.
+
+    Args:
+        is_serving: whether the holder has said so.
+    """
+    first, *standbys = Executor(world, **holder), *(Executor(world) for _ in range(num_standbys))
+    first.deposit()
+    if is_serving:
+        first.send(m.Alive(state="serving"))
+    for standby in standbys:
+        standby.lease(wait=True)
+    return [first, *standbys]

@@ -14,22 +14,17 @@ import zmq
 
 from common import messages as m
 from common.curve import ClientCurve, KeyFileError, KeyPair, certificate
-from common.logging import DropLog, get_logger
 from scheduler_svc.core.actions import Sent
-from scheduler_svc.server import curve_auth
 from scheduler_svc.server.curve_auth import AllowList, KeyReader
-from scheduler_svc.server.router import Router
+from scheduler_svc.server.doorway import Doorway
 from tests import ROOT
+from tests.server.door import ANY_PORT, Door
+from tests.support.core import Peer
 from tests.support.eventually import eventually
 from tests.support.hello import hello
-from tests.support.keyed import KeyedPeer, client_curve, key_ring, server_curve, stranger_curve
+from tests.support.keyed import client_curve, key_ring, server_curve, stranger_curve
 
 BEAT = m.ExecutorHeartbeat(epoch=1)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(curve_auth, "RELOAD_INTERVAL_S", 0.05)
 
 
 @pytest.fixture
@@ -37,20 +32,19 @@ def ring(tmp_path):
     return key_ring(tmp_path / "keys", "one", "two")
 
 
-class Door:
-    """A Router on a port of its own, in the test's thread."""
+class KeyedDoor(Door):
+    """A door with keys, which are read again every moment, and the peers that come to it."""
 
-    def __init__(self, ring, endpoint="tcp://127.0.0.1:0"):
-        self.drops = DropLog(get_logger("test"), "executors")
+    def __init__(self, ring, endpoint=ANY_PORT):
         curve = server_curve(ring) if ring is not None else None
-        self.router = Router(endpoint, m.ExecutorToScheduler, self.drops, curve=curve)
+        super().__init__(doorway=Doorway(endpoint, curve, reload_every_s=0.05))
         self.peers = []
 
     def peer(self, curve):
-        self.peers.append(KeyedPeer(self.router.endpoint, m.SchedulerToExecutor, curve))
+        self.peers.append(Peer(self.endpoint, m.SchedulerToExecutor, curve))
         return self.peers[-1]
 
-    def heard(self, timeout_s=5.0):
+    def heard(self, timeout_s=60.0):
         """The next message and who sent it; None if there is none in that time."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -58,15 +52,6 @@ class Door:
             for found in self.router.receive():
                 return found
         return None
-
-    def wait_for_losses(self, count):
-        lost, deadline = [], time.monotonic() + 5
-        while len(lost) < count:
-            assert time.monotonic() < deadline
-            select.select([self.router], [], [], 0.05)
-            assert not list(self.router.receive())
-            lost += self.router.lost_connections()
-        return lost
 
     def close(self):
         for peer in self.peers:
@@ -76,7 +61,7 @@ class Door:
 
 @pytest.fixture
 def door(ring):
-    door = Door(ring)
+    door = KeyedDoor(ring)
     yield door
     door.close()
 
@@ -86,6 +71,11 @@ def says(peer, message=BEAT):
     peer.socket.set(zmq.SNDTIMEO, 0)
     with suppress(zmq.Again):
         peer.send(message)
+
+
+def comes_in(door, curve):
+    """What is heard first from peers with these keys, one after the other: one that was refused does not try again."""
+    return eventually(lambda: says(door.peer(curve)) or door.heard(timeout_s=0.1))
 
 
 def test_who_is_on_the_list_gets_in(door, ring):
@@ -135,7 +125,7 @@ def test_who_is_not_on_the_list_does_not_and_disturbs_nobody(door, ring):
     for stranger in sockets:
         stranger.close()
     legit.close()
-    assert door.wait_for_losses(1) == [identity]
+    assert door.losses() == [identity]
 
 
 @pytest.mark.parametrize(
@@ -170,11 +160,7 @@ def test_a_key_that_is_added_opens_the_door(door, ring, tmp_path):
     says(door.peer(new))
     assert door.heard(timeout_s=0.3) is None
     (ring.scheduler / "executor-new.key").write_text(certificate(new.keys.public))
-    deadline = time.monotonic() + 5
-    while (heard := door.heard(timeout_s=0.1)) is None:
-        assert time.monotonic() < deadline
-        says(door.peer(new))  # a socket that was refused does not try again
-    assert heard[1] == BEAT
+    assert comes_in(door, new)[1] == BEAT
 
 
 def test_a_key_that_is_revoked_ends_its_live_connection(door, ring):
@@ -186,7 +172,7 @@ def test_a_key_that_is_revoked_ends_its_live_connection(door, ring):
     file = ring.scheduler / "executor-one.key"
     content = file.read_bytes()
     file.unlink()
-    assert door.wait_for_losses(1) == [identity]
+    assert door.losses() == [identity]
     says(revoked)
     assert door.heard(timeout_s=0.1) is None
     assert door.router.send(identity, m.SchedulerHeartbeat(epoch=1)) is Sent.GONE
@@ -196,11 +182,8 @@ def test_a_key_that_is_revoked_ends_its_live_connection(door, ring):
     assert door.heard(timeout_s=0.1) is None
 
     file.write_bytes(content)  # it was a mistake
-    deadline = time.monotonic() + 5
-    while (heard := door.heard(timeout_s=0.05)) is None:
-        assert time.monotonic() < deadline
-        says(door.peer(client_curve(ring, "one")))  # a socket that was refused does not try again
-    assert door.router.send(heard[0], m.SchedulerHeartbeat(epoch=1)) is Sent.OK
+    identity, _ = comes_in(door, client_curve(ring, "one"))
+    assert door.router.send(identity, m.SchedulerHeartbeat(epoch=1)) is Sent.OK
 
 
 def test_a_list_that_cannot_be_read_keeps_what_was_on_it(ring):
@@ -226,31 +209,25 @@ def test_a_malformed_file_does_not_keep_others_from_being_revoked(door, ring):
     says(revoked)
     identity, _ = door.heard()
     (ring.scheduler / "executor-bad.key").write_text(MALFORMED)
-    eventually(lambda: door.router._connections._doorway._allowed.version == 1)
+    eventually(lambda: "executor-bad.key" in door.router.keys_failure)
     (ring.scheduler / "executor-one.key").unlink()
-    assert door.wait_for_losses(1) == [identity]
+    assert door.losses() == [identity]
 
 
-def test_whatever_goes_wrong_once_does_not_end_the_thread_that_revokes(ring, monkeypatch, capsys):
-    look, failures = AllowList._look, []
+def test_whatever_goes_wrong_once_does_not_end_the_thread_that_revokes(capsys):
+    calls = []
 
-    def fail_twice(allowed):
-        if len(failures) < 2:
-            failures.append(allowed)
+    def reload():
+        calls.append(len(calls))
+        if len(calls) <= 2:
             raise RuntimeError("a bug")
-        return look(allowed)
 
-    allowed = AllowList(server_curve(ring))
-    monkeypatch.setattr(AllowList, "_look", fail_twice)
-    reader = KeyReader(allowed.reload)
+    reader = KeyReader(reload, every_s=0.01)
     try:
-        (ring.scheduler / "executor-one.key").unlink()
-        one = client_curve(ring, "one").keys.public.decode()
-        eventually(lambda: one not in allowed)
+        eventually(lambda: len(calls) > 3)
     finally:
         reader.stop()
-    assert len(failures) == 2
-    assert "RuntimeError: a bug" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("RuntimeError: a bug") == 2
 
 
 def test_a_malformed_key_of_the_scheduler_is_told_before_anything_starts(ring):
@@ -315,7 +292,7 @@ def test_a_folder_that_is_not_there_is_said_at_once(ring):
 
 
 def test_the_thread_that_reads_the_list_ends_with_the_door(ring):
-    door = Door(ring)
+    door = KeyedDoor(ring)
     readers = [thread for thread in threading.enumerate() if thread.name == "allow list"]
     assert readers
     door.close()
@@ -324,14 +301,14 @@ def test_the_thread_that_reads_the_list_ends_with_the_door(ring):
 
 @pytest.mark.parametrize("transport", ["tcp://127.0.0.1:0", "ipc"])
 def test_only_connections_that_spoke_are_counted_when_they_break(transport, tmp_path):
-    door = Door(None, transport if transport != "ipc" else f"ipc://{tmp_path}/socket")
+    door = KeyedDoor(None, transport if transport != "ipc" else f"ipc://{tmp_path}/socket")
     try:
         speaker, silent = door.peer(None), door.peer(None)
         says(speaker)
         identity, _ = door.heard()
         silent.close()
         speaker.close()
-        assert door.wait_for_losses(1) == [identity]
+        assert door.losses() == [identity]
         assert door.heard(timeout_s=0.1) is None
         assert door.router.lost_connections() == []
     finally:

@@ -189,9 +189,8 @@ def test_a_disk_that_hangs_does_not_hold_up_write(disk):
         assert collect(journal, 2) == [BatchSaved(2), BatchSaved(3)]
 
 
-def test_close_gives_up_on_a_disk_that_hangs(disk, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.server.journal.CLOSE_TIMEOUT_S", 0.2)
-    with writing(disk / "journal.db") as journal:
+def test_close_gives_up_on_a_disk_that_hangs(disk):
+    with writing(disk / "journal.db", close_timeout_s=0.2) as journal:
         save(journal, 1)
         assert works("fsfreeze", "--freeze", disk)
         journal.write(JournalBatch(2, b"x", 0, False))

@@ -10,7 +10,7 @@ import zmq
 from scheduler_svc.core.executor.cache_events import BLOCKS_AT_ONCE
 from scheduler_svc.server import kv_event_replay, kv_events, open_port
 from scheduler_svc.server.kv_event_log import EventLog
-from scheduler_svc.server.kv_events import KvEventOptions
+from scheduler_svc.server.kv_events import KvEventOptions, TellingLimits
 from tests.support.core import FakeExecutor, running_core
 from tests.support.eventually import eventually
 from tests.support.hello import LIMITS
@@ -121,7 +121,7 @@ def test_other_topics_are_not_sent():
             turning.store(turning.events.num_blocks + 1, 1)
             while (message := other.receive(0.0)) is not None:
                 assert message[1] > number
-            return not turning.publisher._subscribers()
+            return not turning.publisher.subscribers()
 
         turning.turn_until(is_deaf)
 
@@ -130,16 +130,16 @@ def test_subscribers_cannot_ask_for_everything_all_the_time():
     with Turning() as turning, ExitStack() as stack:
         turning.store(1, 3)
         turning.listens(stack.enter_context(KvListener(turning.endpoint)))
-        told_before = turning.publisher._log.next
+        told_before = turning.publisher.log.next
         late = [stack.enter_context(KvListener(turning.endpoint)) for _ in range(5)]
-        turning.turn_until(lambda: len(turning.publisher._subscribers()) == 6)
+        turning.turn_until(lambda: len(turning.publisher.subscribers()) == 6)
         turning.store(9, 1)
-        turning.turn_until(lambda: turning.publisher._log.next == told_before + 1)
+        turning.turn_until(lambda: turning.publisher.log.next == told_before + 1)
         assert not any(listener.receive(0.0) for listener in late), "what they hear begins with all that is here"
         turning.now += kv_events.TELL_ANEW_EVERY_S
         for listener in late:
             turning.listens(listener)
-        assert turning.publisher._log.next == told_before + 2
+        assert turning.publisher.log.next == told_before + 2
         assert all(listener.known.num_clears == 1 for listener in late)
 
 
@@ -148,7 +148,7 @@ def test_all_is_told_in_parts_beside_what_happens():
         turning.store(1, 5 * BLOCKS_AT_ONCE)
         turning.turn_until(lambda: not turning.events.has_more)
         with KvListener(turning.endpoint) as listener:
-            turning.turn_until(lambda: bool(turning.publisher._subscribers()))
+            turning.turn_until(lambda: bool(turning.publisher.subscribers()))
             assert turning.publisher.has_more
             turning.events.remove(5 * BLOCKS_AT_ONCE)
             turning.store(10_000, 1)
@@ -158,24 +158,24 @@ def test_all_is_told_in_parts_beside_what_happens():
             assert 5 * BLOCKS_AT_ONCE not in listener.known.blocks
 
 
-def test_a_slow_subscriber_keeps_nothing_waiting_and_is_told_anew(monkeypatch):
+def test_a_slow_subscriber_keeps_nothing_waiting_and_is_told_anew():
     """It does not read until more has come than is kept for it."""
-    monkeypatch.setattr(kv_events, "MAX_UNSENT_BYTES", 2**20)
-    with Turning() as turning, KvListener(turning.endpoint, hwm=1) as slow, ExitStack() as stack:
-        turning.turn_until(lambda: len(turning.publisher._subscribers()) == 1)
-        (slow_peer,) = turning.publisher._subscribers()
+    few = TellingLimits(unsent_bytes=2**20)
+    with Turning(limits=few) as turning, KvListener(turning.endpoint, hwm=1) as slow, ExitStack() as stack:
+        turning.turn_until(lambda: len(turning.publisher.subscribers()) == 1)
+        (slow_peer,) = turning.publisher.subscribers()
         quick = stack.enter_context(KvListener(turning.endpoint))
-        turning.turn_until(lambda: len(turning.publisher._subscribers()) == 2)
+        turning.turn_until(lambda: len(turning.publisher.subscribers()) == 2)
         turning.now += kv_events.TELL_ANEW_EVERY_S
-        turning.turn_until(lambda: not turning.publisher._behind)
+        turning.turn_until(lambda: not turning.publisher.behind)
         first = 1
-        while slow_peer.number not in turning.publisher._behind:
+        while slow_peer.number not in turning.publisher.behind:
             turning.store(first, 200, block_size=256)
             first += 200
             turning.publisher.turn()
             turning.listens(quick)
-        assert turning.publisher._behind == {slow_peer.number}, "the quick one has heard everything meanwhile"
-        assert sum(peer.num_unsent_bytes for peer in turning.publisher._port.members()) < 2**22
+        assert turning.publisher.behind == {slow_peer.number}, "the quick one has heard everything meanwhile"
+        assert sum(peer.num_unsent_bytes for peer in turning.publisher.port.members()) < 2**22
         turning.now += kv_events.TELL_ANEW_EVERY_S
         turning.listens(slow)
         gaps = [after - before for before, after in pairwise(slow.numbers) if after != before + 1]
@@ -197,8 +197,7 @@ def test_a_log_is_bounded():
 
 
 def test_a_router_that_asks_for_what_is_forgotten_gets_the_rest_and_is_told_anew():
-    with Turning() as turning, zmq.Context.instance().socket(zmq.DEALER) as dealer:
-        turning.publisher._log._max_batches = 2
+    with Turning(batches=EventLog(max_batches=2)) as turning, zmq.Context.instance().socket(zmq.DEALER) as dealer:
         for key in range(1, 6):
             turning.store(key, 1)
             turning.publisher.turn()
@@ -207,9 +206,9 @@ def test_a_router_that_asks_for_what_is_forgotten_gets_the_rest_and_is_told_anew
         turning.turn_until(lambda: bool(dealer.poll(0)))
         answers = [dealer.recv_multipart() for _ in range(3)]
         assert [int.from_bytes(answer[2], "big", signed=True) for answer in answers] == [3, 4, -1]
-        assert turning.publisher._log.next > 5
+        assert turning.publisher.log.next > 5
         told = Subscriber(is_strict=False)
-        told.take(turning.publisher._log[turning.publisher._log.next - 1])
+        told.take(turning.publisher.log[turning.publisher.log.next - 1])
         assert len(told.blocks) == 5
 
 
@@ -236,14 +235,14 @@ def test_a_turn_of_replays_is_bounded_in_bytes_and_routers_take_turns():
         for first in range(0, 12 * 512, 512):
             turning.store(2**16 + first, 512, block_size=256)
             turning.publisher.turn()
-        replay, log, sent = turning.publisher._replay, turning.publisher._log, []
+        replay, log, sent = turning.publisher.replay, turning.publisher.log, []
         longest = max(len(log[number]) for number in range(log.first, log.next))
         routers = [stack.enter_context(closing(RawPeer(turning.replay_endpoint, greeting() + ready()))) for _ in "abc"]
-        replay._port.has_room = lambda peer: True
-        replay._port.send = lambda peer, data: sent.append((peer.number, len(data)))
+        replay.port.has_room = lambda peer: True
+        replay.port.send = lambda peer, data: sent.append((peer.number, len(data)))
         for router in routers:
             router.send(frame(b"", MORE) + frame(bytes(8)))
-        turning.turn_until(lambda: len(replay._port.members()) == 3)
+        turning.turn_until(lambda: len(replay.port.members()) == 3)
         in_turns = []
         while replay.has_more:
             sent.clear()
@@ -259,11 +258,12 @@ def test_little_waits_for_a_router_that_does_not_read_its_replay():
         for first in range(0, 32 * 512, 512):
             turning.store(2**16 + first, 512, block_size=256)
             turning.publisher.turn()
-        assert turning.publisher._log._num_bytes > 2**24
+        log = turning.publisher.log
+        assert sum(len(log[number]) for number in range(log.first, log.next)) > 2**24
         router.send(frame(b"", MORE) + frame(bytes(8)))
-        turning.turn_until(lambda: bool(turning.publisher._replay._asked))
+        turning.turn_until(lambda: bool(turning.publisher.replay.asked))
         turning.turn_until(lambda: not turning.publisher.has_more)
-        (member,) = turning.publisher._replay._port.members()
+        (member,) = turning.publisher.replay.port.members()
         assert 0 < member.num_unsent_bytes < 2**21
 
 
@@ -307,18 +307,18 @@ def test_sockets_of_another_kind_are_turned_away(port, kind):
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         turning.turn_until(lambda: bool(monitor.poll(0)))
         socket.disable_monitor()
-        assert not turning.publisher._subscribers()
+        assert not turning.publisher.subscribers()
 
 
 def test_subscribers_and_subscriptions_are_few():
     with Turning(turn_s=0.02, topic="x") as turning, ExitStack() as stack:  # so many strangers take their time
         listeners = [stack.enter_context(KvListener(turning.endpoint)) for _ in range(open_port.MAX_MEMBERS)]
-        turning.turn_until(lambda: len(turning.publisher._subscribers()) == open_port.MAX_MEMBERS)
+        turning.turn_until(lambda: len(turning.publisher.subscribers()) == open_port.MAX_MEMBERS)
         beyond = stack.enter_context(KvListener(turning.endpoint))
         monitor = beyond.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         turning.turn_until(lambda: bool(monitor.poll(0)))
         beyond.socket.disable_monitor()
-        assert len(turning.publisher._subscribers()) == open_port.MAX_MEMBERS
+        assert len(turning.publisher.subscribers()) == open_port.MAX_MEMBERS
         monitor = listeners[0].socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         for i in range(kv_events.MAX_SUBSCRIPTIONS):
             listeners[0].socket.subscribe(str(i).encode())
@@ -337,16 +337,14 @@ def test_who_subscribes_without_end_is_cut_off():
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_so_many_messages_at_once_are_taken_and_no_more(beyond, monkeypatch):
+def test_so_many_messages_at_once_are_taken_and_no_more(beyond, capsys):
     said = frame(b"\x01") * kv_events.MAX_SUBSCRIPTIONS
     said += frame(b"\x00") * (open_port.MESSAGES_AT_ONCE + beyond - kv_events.MAX_SUBSCRIPTIONS)
     with Turning() as turning, closing(RawPeer(turning.endpoint, greeting() + ready(socket_type=b"SUB") + said)):
-        port, reasons = turning.publisher._port, []
-        refuse = port.refuse
-        monkeypatch.setattr(port, "refuse", lambda *told: (reasons.append(told[1]), refuse(*told)))
-        turning.turn_until(lambda: bool(port.members() or reasons))
-        assert reasons == [f"more than {open_port.MESSAGES_AT_ONCE} messages at once"] * beyond
-        assert len(port.members()) == 1 - beyond
+        logged, members = [], turning.publisher.port.members
+        turning.turn_until(lambda: logged.append(capsys.readouterr().out) or bool(members() or any(logged)))
+        assert "".join(logged).count(f"more than {open_port.MESSAGES_AT_ONCE} messages at once") == beyond
+        assert len(members()) == 1 - beyond
 
 
 @pytest.mark.parametrize("port", ["endpoint", "replay_endpoint"])

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tracemalloc
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import msgspec
 import pytest
@@ -17,13 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import messages as m
-from common.logging import DropLog, get_logger
+from common.wire import Codec
 from scheduler_svc.core.actions import Sent
-from scheduler_svc.server import listener
-from scheduler_svc.server.doorway import STRANGER_MESSAGE_BYTES
-from scheduler_svc.server.listener import TURNED_AWAY_AT_ONCE
+from scheduler_svc.server.doorway import STRANGER_MESSAGE_BYTES, Doorway
+from scheduler_svc.server.listener import TURNED_AWAY_AT_ONCE, Listener
 from scheduler_svc.server.peer import HIGH_WATER_MARK
-from scheduler_svc.server.router import MESSAGES_A_PEER, MESSAGES_A_TURN, Router
+from scheduler_svc.server.router import MESSAGES_A_PEER, MESSAGES_A_TURN
 from scheduler_svc.server.strangers import (
     ADMIT,
     BURST,
@@ -33,7 +32,7 @@ from scheduler_svc.server.strangers import (
     UNITS_A_SECOND,
     StrangerBudget,
 )
-from tests.support.clock import Clock
+from tests.server.door import ANY_PORT, opened
 from tests.support.core import Peer
 from tests.support.effort import examples
 from tests.support.eventually import eventually
@@ -44,44 +43,10 @@ BEAT = m.ExecutorHeartbeat(epoch=1)
 MIB = 2**20
 
 
-class Door:
-    """A router in the test's thread, whose clock is the test's."""
-
-    def __init__(self, budget):
-        self.clock = Clock(1000.0)
-        self.drops = DropLog(get_logger("test"), "executors")
-        self.router = Router(
-            "tcp://127.0.0.1:0", m.ExecutorToScheduler, self.drops, budget=budget, clock=self.clock.monotonic
-        )
-        self.endpoint = self.router.endpoint
-
-    def turn(self):
-        """What one turn of the core hears."""
-        return list(self.router.receive())
-
-    def turn_until(self, condition):
-        found = []
-        eventually(lambda: found.extend(self.turn()) or condition(found))
-        return found
-
-    def hear(self, count=1):
-        return self.turn_until(lambda found: len(found) >= count)
-
-
 @pytest.fixture
 def door():
     with opened() as door:
         yield door
-
-
-@contextmanager
-def opened(budget=None):
-    """A door at which strangers may do as much as they like, unless there is a budget."""
-    door = Door(budget or StrangerBudget(1e9, 1e9))
-    try:
-        yield door
-    finally:
-        door.router.close()
 
 
 def members_beside(door, *peers):
@@ -197,7 +162,7 @@ def test_a_member_has_more_room_and_no_endless_one(door):
 )
 def test_what_is_not_a_handshake_ends_the_connection(door, start):
     peer = RawPeer(door.endpoint, start)
-    door.turn_until(lambda _: not len(door.router._connections))
+    door.turn_until(lambda _: not len(door.connections))
     assert peer.is_closed()
     assert (door.drops.count, door.router.lost_connections()) == (0, [])
 
@@ -213,7 +178,7 @@ def test_any_bytes_at_all(data):
     with opened() as door:
         peer = RawPeer(door.endpoint, valid[:cut] + junk + valid[cut + skip :])
         peer.socket.shutdown(socket.SHUT_WR)
-        door.turn_until(lambda _: not len(door.router._connections))
+        door.turn_until(lambda _: not len(door.connections))
         peer.close()
         assert is_served(door, *members_beside(door))
 
@@ -241,18 +206,22 @@ def test_strangers_take_few_files_and_not_for_long(door):
 def has_waiting(door):
     """Whether a connection waits to be accepted."""
     with selectors.DefaultSelector() as selector:
-        selector.register(door.router._connections._doorway.socket, selectors.EVENT_READ)
+        selector.register(door.doorway.socket, selectors.EVENT_READ)
         return bool(selector.select(0))
 
 
-def test_of_few_files_most_are_left(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (512, 512))
-    with opened() as door:
-        crowd = [RawPeer(door.endpoint) for _ in range(400)]
-        door.turn_until(lambda _: not has_waiting(door))
-        assert len(door.router._connections) == 128
-        for peer in crowd:
-            peer.close()
+def test_of_few_files_most_are_left():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        with opened() as door, ExitStack() as stack:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)  # the crowd lives in this process, too
+            for _ in range(400):
+                stack.enter_context(closing(RawPeer(door.endpoint)))
+            door.turn_until(lambda _: not has_waiting(door))
+            assert len(door.connections) == 128
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_member_that_is_dismissed_is_a_stranger_again(door):
@@ -273,7 +242,7 @@ def test_a_member_that_is_dismissed_keeps_no_more_than_a_stranger(door, unfinish
     member, number = members_beside(door)
     other, guest = raw_member(door)
     other.send(unfinished)
-    connection = door.router._connections.get(guest).connection
+    connection = door.connections.get(guest).connection
     door.turn_until(lambda _: connection.num_kept_bytes > len(unfinished) - 100)
     door.router.dismiss(guest)
     assert door.router.lost_connections() == [guest]
@@ -284,16 +253,19 @@ def test_a_member_that_is_dismissed_keeps_no_more_than_a_stranger(door, unfinish
 def test_the_memory_of_a_members_last_message_is_given_back_when_it_is_dismissed(door):
     peer, number = raw_member(door)
     peer.send(message(m.StepResult(epoch=1, step=1, token_ids=bytes(200_000), compute_us=1)))
-    buffer = door.router._connections.get(number).connection._reader._buffer
+    tracemalloc.start()
     door.hear()
-    assert sys.getsizeof(buffer) > 200_000
+    kept, _ = tracemalloc.get_traced_memory()
+    assert kept > 200_000
     door.router.dismiss(number)
-    assert sys.getsizeof(buffer) < STRANGER_MESSAGE_BYTES
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 4 * STRANGER_MESSAGE_BYTES
 
 
 def test_what_a_member_has_said_before_it_was_dismissed_is_heard(door):
     peer, number = raw_member(door)
-    connection = door.router._connections.get(number).connection
+    connection = door.connections.get(number).connection
     said = message(BEAT) * (STRANGER_MESSAGE_BYTES // len(message(BEAT)) + 3 * MESSAGES_A_PEER)
     peer.send(said)
     found = door.hear()
@@ -305,18 +277,31 @@ def test_what_a_member_has_said_before_it_was_dismissed_is_heard(door):
     peer.close()
 
 
-def test_when_no_connection_can_be_accepted_the_others_go_on(frugal, monkeypatch):
-    door = frugal
-    member, number = members_beside(door)
-    silent = RawPeer(door.endpoint)
-    door.turn_until(lambda _: len(door.router._connections) == 2)
-    accept, failures = door.router._connections._doorway.accept, []
+class Failing(Doorway):
+    """A port that says, while it fails, that no connection can be accepted."""
 
-    def fail(now):
-        failures.append(now)
+    def __init__(self):
+        super().__init__(ANY_PORT, None)
+        self.fails, self.failures = False, []
+
+    def accept(self, now):
+        if not self.fails:
+            return super().accept(now)
+        self.failures.append(now)
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(door.router._connections._doorway, "accept", fail)
+
+def test_when_no_connection_can_be_accepted_the_others_go_on():
+    with opened(StrangerBudget(), Failing()) as door:
+        check_others_go_on(door)
+
+
+def check_others_go_on(door):
+    doorway, failures = door.doorway, door.doorway.failures
+    member, number = members_beside(door)
+    silent = RawPeer(door.endpoint)
+    door.turn_until(lambda _: len(door.connections) == 2)
+    doorway.fails = True
     late = Peer(door.endpoint, m.SchedulerToExecutor)
     late.send(hello("late"))
     door.turn_until(lambda _: failures)
@@ -325,7 +310,7 @@ def test_when_no_connection_can_be_accepted_the_others_go_on(frugal, monkeypatch
         list(door.router.receive())
     assert len(failures) == 1, "it is not tried again in every turn"
     assert is_served(door, member, number)
-    monkeypatch.setattr(door.router._connections._doorway, "accept", accept)
+    doorway.fails = False
     door.clock.now += 1
     assert door.hear()
 
@@ -338,17 +323,17 @@ def frugal():
 
 def arrives(door, number):
     """Wait until something that this peer has sent is here, and not read."""
-    assert select.select([door.router._connections.get(number).socket], [], [], 60)[0]
+    assert select.select([door.connections.get(number).socket], [], [], 60)[0]
 
 
 def test_who_joins_again_and_again_does_so_in_the_time_of_strangers(frugal):
     _, number = members_beside(frugal)
-    peer = frugal.router._connections.get(number)
+    peer = frugal.connections.get(number)
     for _ in range(int(BURST / ADMIT) + 1):
         frugal.router.dismiss(number)
         frugal.router.admit(number)
     frugal.router.dismiss(number)
-    assert frugal.router._connections.has_to_wait(peer)
+    assert frugal.connections.has_to_wait(peer)
 
 
 def test_strangers_have_a_bounded_share_of_the_time(frugal):
@@ -405,12 +390,13 @@ def test_a_peer_that_does_not_read_fills_its_own_queue_alone(door):
     while door.router.send(other, news) is Sent.OK:
         sent += 1
         assert sent < 100_000
-    peer = door.router._connections.get(other)
-    assert len(peer._unsent) == 1, "nothing is kept for a stranger but the message that was under way"
+    peer = door.connections.get(other)
+    size = len(peer.connection.encode(Codec(m.SchedulerToExecutor).encode(news)))
+    assert 0 < peer.num_unsent_bytes <= size, "nothing is kept for a stranger but the message that was under way"
     door.router.admit(other)
     while door.router.send(other, news) is Sent.OK:
         pass
-    assert len(peer._unsent) == HIGH_WATER_MARK
+    assert (HIGH_WATER_MARK - 1) * size < peer.num_unsent_bytes <= HIGH_WATER_MARK * size
     assert is_served(door, member, number)
 
 
@@ -457,15 +443,15 @@ def test_a_ping_is_answered(door):
 
 def test_pings_of_a_member_that_does_not_read_make_nothing_pile_up(door):
     deaf, number = raw_member(door)
-    peer = door.router._connections.get(number)
+    peer = door.connections.get(number)
     while not peer.has_unsent:
         door.router.send(number, m.EpochOver(epoch=1, reason="r" * 4096))
-    before = len(peer._unsent), peer._unsent_bytes
+    before = peer.num_unsent_bytes
     for _ in range(200):
         deaf.send(frame(b"\x04PING\0\0" + bytes(16), COMMAND) * 16)
         arrives(door, number)
         assert door.turn() == []
-    assert (len(peer._unsent), peer._unsent_bytes) == before
+    assert peer.num_unsent_bytes == before
     while peer.has_unsent:
         deaf.socket.recv(2**20)
         door.turn()
@@ -489,6 +475,12 @@ def test_the_last_words_of_a_peer_are_heard(door):
     assert lost == [found[0][0]]
 
 
+def local_door(endpoint, peer_of=None):
+    """That of frontends, at which strangers may do as much as usually."""
+    doorway = Doorway(endpoint, None, listener=Listener(endpoint, peer_of))
+    return opened(StrangerBudget(), doorway, m.FrontendToCore, trusts_all=True)
+
+
 ANOTHER_USER = """
 import os, socket, sys
 os.setuid(65534)
@@ -502,17 +494,14 @@ sys.exit(len(connection.recv(100)))
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can be another user")
 def test_another_user_of_the_machine_is_turned_away_from_a_local_socket():
     name = f"baton-test-{os.getpid()}"
-    door = Router(f"ipc://@{name}", m.FrontendToCore, DropLog(get_logger("t"), "x"), trusts_all=True)
-    try:
+    with local_door(f"ipc://@{name}") as door:
         friend = Peer(door.endpoint, m.CoreToFrontend)
         friend.send(m.FrontendHello(pid=1))
-        eventually(lambda: list(door.receive()))
+        door.hear()
         other = subprocess.Popen([sys.executable, "-c", ANOTHER_USER, name])
-        eventually(lambda: list(door.receive()) or other.poll() is not None)
+        door.turn_until(lambda found: found or other.poll() is not None)
         assert other.returncode == 0, "it was told something"
-        assert len(door._connections) == 1
-    finally:
-        door.close()
+        assert len(door.connections) == 1
 
 
 CROWD = """
@@ -534,81 +523,76 @@ sys.stdin.read()
 def test_a_crowd_of_another_user_at_a_local_socket_hides_nobody_and_costs_little_in_a_turn():
     """It fills the backlog; no time passes."""
     name = f"baton-test-crowd-{os.getpid()}"
-    clock = Clock(1000.0)
-    door = Router(
-        f"ipc://@{name}", m.FrontendToCore, DropLog(get_logger("t"), "x"), trusts_all=True, clock=clock.monotonic
-    )
-    doorway = door._connections._doorway
     command = [sys.executable, "-c", CROWD, name]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
-        try:
-            waiting = int(crowd.stdout.readline())
-            assert waiting > 2 * TURNED_AWAY_AT_ONCE, "the kernel's limit is lower than ours"
-            friend = socket.socket(socket.AF_UNIX)
-            friend.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                friend.connect("\0" + name)
-            assert list(door.receive()) == []
-            assert doorway.num_turned_away == TURNED_AWAY_AT_ONCE
+    with (
+        local_door(f"ipc://@{name}") as door,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd,
+    ):
+        waiting = int(crowd.stdout.readline())
+        assert waiting > 2 * TURNED_AWAY_AT_ONCE, "the kernel's limit is lower than ours"
+        friend = socket.socket(socket.AF_UNIX)
+        friend.setblocking(False)
+        with pytest.raises(BlockingIOError):
             friend.connect("\0" + name)
-            friend.sendall(greeting() + ready() + message(m.FrontendHello(pid=1)))
-            turns, heard = 1, []
-            while not heard:
-                before = doorway.num_turned_away
-                heard += list(door.receive())
-                turns += 1
-                assert doorway.num_turned_away - before <= TURNED_AWAY_AT_ONCE
-                assert turns <= waiting // TURNED_AWAY_AT_ONCE + 2
-            assert doorway.num_turned_away == waiting
-            assert len(door._connections) == 1
-        finally:
-            door.close()
-            crowd.stdin.close()
+        assert door.turn() == []
+        assert door.doorway.num_turned_away == TURNED_AWAY_AT_ONCE
+        friend.connect("\0" + name)
+        friend.sendall(greeting() + ready() + message(m.FrontendHello(pid=1)))
+        turns, heard = 1, []
+        while not heard:
+            before = door.doorway.num_turned_away
+            heard += door.turn()
+            turns += 1
+            assert door.doorway.num_turned_away - before <= TURNED_AWAY_AT_ONCE
+            assert turns <= waiting // TURNED_AWAY_AT_ONCE + 2
+        assert door.doorway.num_turned_away == waiting
+        assert len(door.connections) == 1
+        crowd.stdin.close()
 
 
-def test_turning_away_is_work_for_strangers(monkeypatch, tmp_path):
+def test_turning_away_is_work_for_strangers(tmp_path):
     """While no time passes, they cannot keep the core at it."""
-    monkeypatch.setattr(listener, "_credentials", lambda connection: (1, 65534))
-    clock = Clock(1000.0)
-    door = Router(
-        f"ipc://{tmp_path}/core",
-        m.FrontendToCore,
-        DropLog(get_logger("t"), "x"),
-        trusts_all=True,
-        clock=clock.monotonic,
-    )
-    doorway = door._connections._doorway
-    try:
+    with local_door(f"ipc://{tmp_path}/core", peer_of=lambda connection: (1, 65534)) as door:
         counts = []
         while not counts or counts[-1]:
-            before = doorway.num_turned_away
+            before = door.doorway.num_turned_away
             for _ in range(TURNED_AWAY_AT_ONCE - 1):
                 with socket.socket(socket.AF_UNIX) as connection:
                     connection.setblocking(False)
                     connection.connect_ex(f"{tmp_path}/core")
-            list(door.receive())
-            counts.append(doorway.num_turned_away - before)
+            door.turn()
+            counts.append(door.doorway.num_turned_away - before)
             assert sum(counts) <= BURST / TURN_AWAY + TURNED_AWAY_AT_ONCE
-        clock.now += 1
-        list(door.receive())
-        assert doorway.num_turned_away > sum(counts)
-    finally:
-        door.close()
+        door.clock.now += 1
+        door.turn()
+        assert door.doorway.num_turned_away > sum(counts)
 
 
-def test_who_has_come_in_is_heard_while_a_crowd_waits_at_the_door(frugal, monkeypatch):
-    door, doorway = frugal, frugal.router._connections._doorway
+class Crowded(Doorway):
+    """A port at which, once it is full, a crowd waits that is turned away for ever."""
 
-    def turn_away(now):
-        doorway._listener.num_turned_away += TURNED_AWAY_AT_ONCE
+    is_full, num_turned_away = False, 0
 
-    inside = RawPeer(door.endpoint, b"")
-    door.turn_until(lambda _: len(door.router._connections) == 1)
-    monkeypatch.setattr(doorway, "accept", turn_away)
+    def accept(self, now):
+        if not self.is_full:
+            return super().accept(now)
+        self.num_turned_away += TURNED_AWAY_AT_ONCE
+        return None
+
+
+def test_who_has_come_in_is_heard_while_a_crowd_waits_at_the_door():
+    with opened(StrangerBudget(), Crowded(ANY_PORT, None)) as door:
+        check_is_heard(door)
+
+
+def check_is_heard(door):
+    inside, doorway = RawPeer(door.endpoint, b""), door.doorway
+    door.turn_until(lambda _: len(door.connections) == 1)
+    doorway.is_full = True
     waiting = RawPeer(door.endpoint, b"")
-    door.turn_until(lambda _: door.router._connections._strangers_wait)
+    door.turn_until(lambda _: door.connections.are_strangers_waiting)
     inside.send(greeting() + ready() + message(BEAT))
-    [number] = door.router._connections._peers
+    number = (1).to_bytes(8, "big")  # the first that came
     arrives(door, number)
     turns, heard = 0, []
     while not heard:
@@ -628,42 +612,62 @@ def test_who_has_come_in_is_heard_while_a_crowd_waits_at_the_door(frugal, monkey
     inside.close()
 
 
-def test_a_connection_that_cannot_be_watched_ends_nobody(frugal, monkeypatch):
-    door = frugal
-    member, number = members_beside(door)
-    selector = door.router._connections._strangers_selector
-    register, failures = selector.register, []
+class ShortOfWatches(selectors.DefaultSelector):
+    """A selector that, while the kernel's limit is reached, watches no more, and forgets what it cannot change."""
 
-    def fail(*arguments):
-        failures.append(arguments)
-        raise OSError(28, "No space left on device")  # the kernel's limit of watches
+    is_limit_reached, num_failures = False, 0
 
-    monkeypatch.setattr(selector, "register", fail)
-    late = RawPeer(door.endpoint)
-    door.turn_until(lambda _: failures)
-    failures.clear()
+    def register(self, *arguments):
+        self._check()
+        return super().register(*arguments)
+
+    def modify(self, fileobj, events, data=None):
+        if ShortOfWatches.is_limit_reached:
+            self.unregister(fileobj)
+        self._check()
+        return super().modify(fileobj, events, data)
+
+    @classmethod
+    def _check(cls):
+        if cls.is_limit_reached:
+            cls.num_failures += 1
+            raise OSError(28, "No space left on device")
+
+
+@contextmanager
+def short_of_watches():
+    ShortOfWatches.is_limit_reached, ShortOfWatches.num_failures = True, 0
+    try:
+        yield
+    finally:
+        ShortOfWatches.is_limit_reached = False
+
+
+@pytest.fixture
+def watched():
+    with opened(StrangerBudget(), new_selector=ShortOfWatches) as door:
+        yield door
+
+
+def test_a_connection_that_cannot_be_watched_ends_nobody(watched):
+    member, number = members_beside(watched)
+    with short_of_watches():
+        late = RawPeer(watched.endpoint)
+        watched.turn_until(lambda _: ShortOfWatches.num_failures)
     assert late.is_closed()
-    monkeypatch.setattr(selector, "register", register)
-    assert is_served(door, member, number)
-
-
-def out_of_memory(*arguments):
-    raise OSError(12, "Cannot allocate memory")
+    assert is_served(watched, member, number)
 
 
 @pytest.mark.parametrize("change", ["admit", "dismiss", "send"])
-def test_a_peer_that_cannot_be_watched_any_more_is_dropped(door, monkeypatch, change):
+def test_a_peer_that_cannot_be_watched_any_more_is_dropped(watched, change):
+    door = watched
     member, number = members_beside(door)
     peer = RawPeer(door.endpoint)
     peer.send(message(hello("other")))
     [(other, _)] = door.hear()
     if change == "dismiss":
         door.router.admit(other)
-    connections = door.router._connections
-    with monkeypatch.context() as patched:
-        for selector in (connections._selector, connections._strangers_selector):
-            patched.setattr(selector, "register", out_of_memory)
-            patched.setattr(selector, "modify", failing_modify(selector))
+    with short_of_watches():
         match change:
             case "admit":
                 door.router.admit(other)
@@ -678,25 +682,14 @@ def test_a_peer_that_cannot_be_watched_any_more_is_dropped(door, monkeypatch, ch
     assert is_served(door, member, number)
 
 
-def failing_modify(selector):
-    """As that of `selectors`, which forgets what it cannot change."""
-
-    def modify(fileobj, events, data=None):
-        selector.unregister(fileobj)
-        out_of_memory()
-
-    return modify
-
-
-def test_strangers_that_cannot_be_watched_now_are_watched_later(frugal, monkeypatch):
-    door, connections = frugal, frugal.router._connections
-    door.turn()
-    connections._budget.exhaust()
-    late = RawPeer(door.endpoint)
+def test_strangers_that_cannot_be_watched_now_are_watched_later(watched):
+    watched.turn()
+    watched.budget.exhaust()
+    late = RawPeer(watched.endpoint)
     late.send(message(hello("late")))
-    door.turn_until(lambda _: connections._strangers_wait)
-    door.clock.now += 1
-    with monkeypatch.context() as patched:
-        patched.setattr(connections._selector, "register", out_of_memory)
-        assert door.turn() == []
-    assert door.hear()
+    watched.turn_until(lambda _: watched.connections.are_strangers_waiting)
+    watched.clock.now += 1
+    with short_of_watches():
+        assert watched.turn() == []
+        assert ShortOfWatches.num_failures
+    assert watched.hear()

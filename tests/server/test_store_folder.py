@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from common.socket_path import MAX_PATH_BYTES, SocketPath
 from scheduler_svc.__main__ import main
-from scheduler_svc.server import store_folder
 from scheduler_svc.server.store_folder import StoreFolder
 from scheduler_svc.store import responses
 from scheduler_svc.store.database import connect
@@ -39,16 +38,14 @@ def test_the_worker_is_found_however_long_the_folders_name_is(tmp_path: Path, de
     )
 
 
-def test_a_store_of_another_scheduler_is_left_alone(tmp_path: Path, monkeypatch):
+def test_a_store_of_another_scheduler_is_left_alone(tmp_path: Path):
     first = StoreFolder(tmp_path, durable=False)
     assert not first.has_work
     with closing(connect(tmp_path)) as connection:
         responses.add(connection, response("resp_1", expires_at=None))
-    monkeypatch.setattr(store_folder, "OpenStore", None)  # it is not even opened
     with pytest.raises(StoreError, match="in use by another scheduler"):
         StoreFolder(tmp_path, durable=False, is_stopping=lambda: True)
     first.close()
-    monkeypatch.undo()
     with closing(connect(tmp_path)):
         second = StoreFolder(tmp_path, durable=False)
         assert second.has_work

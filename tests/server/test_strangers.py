@@ -7,10 +7,7 @@ import os
 import random
 import re
 import resource
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -22,11 +19,10 @@ import zmq
 from common import messages as m
 from common.wire import HEADER
 from scheduler_svc.server.strangers import MAX_STRANGERS
-from tests import ROOT
-from tests.support.core import FakeFrontend
-from tests.support.eventually import eventually
+from tests.server.scheduler_process import SchedulerProcess
+from tests.support.core import FakeExecutor, FakeFrontend, Peer
 from tests.support.hello import LIMITS, hello
-from tests.support.keyed import KeyedExecutor, KeyedPeer, client_curve, key_ring, stranger_curve
+from tests.support.keyed import client_curve, key_ring, stranger_curve
 from tests.support.oracle import expected_output
 
 SOFT_FILE_LIMIT = 128  # fewer than the connections of strangers
@@ -34,25 +30,18 @@ NUM_SILENT = 300  # more than may stay
 PROMPT = [1, 2, 3, 4]
 
 
-class Scheduler:
-    """`baton-scheduler` without HTTP, and what can be seen of it from outside."""
+class Scheduler(SchedulerProcess):
+    """Without HTTP, and with few files."""
 
     def __init__(self, folder, ring):
         self.front = f"ipc://{folder}/core"
-        self.log_path = folder / "log"
-        command = ["sh", "-c", f'ulimit -S -n {SOFT_FILE_LIMIT}; exec "$@"', "sh"]
-        command += [sys.executable, "-m", "scheduler_svc", "--frontends", "0", "--no-journal"]
-        command += ["--executor-endpoint", "tcp://0.0.0.0:0", "--frontend-endpoint", self.front]
-        with self.log_path.open("wb") as log:
-            command += ["--curve-keys", str(ring.scheduler)]
-            self.process = subprocess.Popen(command, cwd=ROOT, stderr=log)
-        self.wait_for(lambda: "core started" in self.log)
+        options = ("--frontends", 0, "--no-journal", "--executor-endpoint", "tcp://0.0.0.0:0")
+        options += ("--frontend-endpoint", self.front, "--curve-keys", ring.scheduler)
+        few_files = ("sh", "-c", f'ulimit -S -n {SOFT_FILE_LIMIT}; exec "$@"', "sh")
+        super().__init__(folder, *options, prefix=few_files)
+        self.start(lambda: "core started" in self.log)
         self.port = int(re.search(r"executors=tcp://0\.0\.0\.0:(\d+)", self.log)[1])
         self.back = f"tcp://127.0.0.1:{self.port}"
-
-    @property
-    def log(self):
-        return self.log_path.read_text()
 
     @property
     def num_files(self):
@@ -62,17 +51,6 @@ class Scheduler:
     def resident_mb(self):
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 2**20
-
-    def wait_for(self, condition, timeout_s=20):
-        def holds():
-            assert self.process.poll() is None, self.log
-            return condition()
-
-        eventually(holds, timeout_s, lambda: self.log)
-
-    def end(self):
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(15) == 0
 
 
 @pytest.fixture
@@ -84,7 +62,7 @@ def ring(tmp_path):
 def scheduler(tmp_path, ring):
     scheduler = Scheduler(tmp_path, ring)
     yield scheduler
-    scheduler.end()
+    scheduler.stop()
 
 
 class Crowd:
@@ -105,7 +83,7 @@ class Crowd:
         rng = random.Random(0)
         while not self._stop.is_set():
             peers = [
-                KeyedPeer(self._scheduler.back, m.SchedulerToExecutor, curve)
+                Peer(self._scheduler.back, m.SchedulerToExecutor, curve)
                 for curve in (None, stranger_curve(self._ring))
                 for _ in range(5)
             ]
@@ -134,7 +112,7 @@ class Crowd:
 
 @pytest.mark.slow
 def test_strangers_get_nothing_and_cost_nothing(scheduler, ring):
-    executor = KeyedExecutor(scheduler.back, client_curve(ring, "one"), step_s=0.005)
+    executor = FakeExecutor(scheduler.back, "early", step_s=0.005, curve=client_curve(ring, "one"))
     front = FakeFrontend(scheduler.front)
     scheduler.wait_for(lambda: front.status().executors)
     front.submit("warm up", PROMPT, max_tokens=10)
@@ -156,19 +134,19 @@ def test_strangers_get_nothing_and_cost_nothing(scheduler, ring):
             assert front.tokens[f"r{number}", 0] == expected_output(
                 PROMPT, m.SamplingParams(max_tokens=50), LIMITS.vocab_size
             )
-        late = KeyedExecutor(scheduler.back, client_curve(ring, "two"), "late")
+        late = FakeExecutor(scheduler.back, "late", curve=client_curve(ring, "two"))
         scheduler.wait_for(lambda: len(front.status().executors) == 2)
     finally:
         crowd.stop()
     seconds = time.monotonic() - start
     status = front.status()
-    assert sorted(known.executor for known in status.executors) == ["keyed", "late"]
+    assert sorted(known.executor for known in status.executors) == ["early", "late"]
     assert status.executors_lost == 0
     assert status.messages_dropped == 0, "nothing that a stranger sends becomes a message"
     scheduler.wait_for(lambda: scheduler.num_files <= files + 5)
     assert scheduler.resident_mb - resident_mb < 30
     assert scheduler.log.count("\n") - lines < 10 + 2 * seconds
-    unknown = KeyedPeer(scheduler.back, m.SchedulerToExecutor, stranger_curve(ring))
+    unknown = Peer(scheduler.back, m.SchedulerToExecutor, stranger_curve(ring))
     scheduler.wait_for(lambda: 'event="executor refused: its key is not on the list"' in scheduler.log)
     unknown.close()
     for legit in (executor, late):
@@ -182,14 +160,14 @@ def limits_of(scheduler):
 
 def test_a_revoked_executor_loses_its_place_and_its_sequences_go_on(scheduler, ring):
     front = FakeFrontend(scheduler.front)
-    revoked = KeyedExecutor(scheduler.back, client_curve(ring, "one"), "revoked", step_s=0.02)
+    revoked = FakeExecutor(scheduler.back, "revoked", step_s=0.02, curve=client_curve(ring, "one"))
     scheduler.wait_for(lambda: front.status().executors)
     front.submit("a", PROMPT, max_tokens=190)
     front.take(front.receive(m.Outputs))
     ring.revoke("one")
     scheduler.wait_for(lambda: not front.status().executors)
     assert 'event="connection closed: its key has been revoked"' in scheduler.log
-    second = KeyedExecutor(scheduler.back, client_curve(ring, "two"), "second")
+    second = FakeExecutor(scheduler.back, "second", curve=client_curve(ring, "two"))
     front.gather(("a", 0))
     assert front.tokens["a", 0] == expected_output(PROMPT, m.SamplingParams(max_tokens=190), LIMITS.vocab_size)
     assert [known.executor for known in front.status().executors] == ["second"]

@@ -115,7 +115,7 @@ def _check_requests(core: Core, *, num_executors: int) -> None:
     requests, fleet, counters = core.requests, core.fleet, core._counters
     assert core.scheduler.num_waiting == 0
     assert not requests.table.num_open_by_name, "requests are open"
-    assert not _left_in(requests.outbox, but=("_num_outputs",))
+    assert not _left_in(requests.outbox, but=("_num_outputs", "_limits"))
     assert set(requests.outbox._num_outputs) <= set(requests.frontends)
     assert not _left_in(core.scheduler)
     # Pools without an executor, for as long as a keeper may keep them; one pace for each task.

@@ -131,13 +131,13 @@ class Disk:
         self._rows = rows
         self._is_harmed = True
         self._is_false()
-        self._world.after(self._rng.uniform(0.0, LOOK_S), self._look)
+        self._world.after(self._rng.uniform(0.0, LOOK_S), self.look)
 
     def _is_false(self) -> None:
         if self.false_since is None:
             self.false_since = self._world.now
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """A scheduler that runs notices that the file is not what it has written."""
         if self._is_harmed and self._is_open:
             self._is_harmed, self._is_lost = False, True
@@ -157,7 +157,7 @@ class Disk:
             return
         batch = self._queue.popleft()
         is_full = self._world.now < self._full_until
-        self._look()
+        self.look()
         if self._is_lost and not batch.begins:
             failure = "the file is lost"
         else:

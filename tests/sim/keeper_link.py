@@ -196,13 +196,13 @@ class SimLink:
             case m.PoolAbsent(), _ if not self._has_started:
                 self._deposit(self._new_memory, self._new_tag)
             case m.PoolLeased(), (Memory() as memory, Tag() as tag) if not self._has_started:
-                self._hold(message, memory, tag)
+                self.hold(message, memory, tag)
             case m.PoolLeased(), () if not self._has_started:
-                self._hold(message, self._new_memory, self._new_tag)
+                self.hold(message, self._new_memory, self._new_tag)
             case m.Refused(), _ if not self._has_started:
                 self._begin()
 
-    def _hold(self, leased: m.PoolLeased, memory: Memory, tag: Tag) -> None:
+    def hold(self, leased: m.PoolLeased, memory: Memory, tag: Tag) -> None:
         self._leased, self.memory, self.tag = leased, memory, tag
         self._begin()
 

@@ -232,7 +232,7 @@ class _WatchedCore(Core):
     """
 
     def __init__(self, config: CoreConfig, now: float, witness: Witness, switch: Switch) -> None:
-        super().__init__(config, now)
+        super().__init__(config, now, placement=witness.placements.place)
         self._witness = witness
         self._switch = switch
         self._cpu_s = 0.0

@@ -76,6 +76,7 @@ def missing_from(tally):
     moments = ("strikes", "preemptions", "model_changes", "resumed", "restored", "attached", "restored in the prompt")
     moments += ("prompt positions asked", "told of acceptance", "pooled results", "refused: no_executor")
     moments += ("rows of grammars in another library", "rows without a library", "grammars relaxed", "grammars lost")
+    moments += ("steps overlap", "goes to its prefix", "stays where it waits")
     moments += ("adopted", "resumed where they were", "not adopted: another kind", "not adopted: another writer")
     moments += ("not adopted: step_failed", "not adopted: untrusted", "rows without numbers", "late rows")
     moments += ("keeper: holder is killed", "keeper: pool dropped", "keeper: executor refused")

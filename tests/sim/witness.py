@@ -11,14 +11,17 @@ from common.heartbeats import LOSS_TIMEOUT_S
 from scheduler_svc.core.actions import Action, Peer, SendToExecutor, WriteLog
 from scheduler_svc.core.core import FORGIVE_S, PAUSE_S, Core
 from scheduler_svc.core.executor.capacity import Capacity
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.requests.group_commit import STUCK_AFTER_S, JournalState
 from scheduler_svc.core.requests.recovery import Legacy, remembered
+from scheduler_svc.core.scheduling.suspects import is_suspect
 from scheduler_svc.core.sequence import NO_POSITION, Sequence, State
 from scheduler_svc.core.step_output import StepOutput
 from tests.sim.adoption_book import AdoptionBook
 from tests.sim.library_book import LibraryBook
 from tests.sim.models import LIBRARY, VOCAB_SIZE, capacity
+from tests.sim.placement_book import PlacementBook
 from tests.sim.pool_book import TOO_LATE_S, PoolBook
 from tests.sim.share_book import ShareBook
 from tests.sim.token_book import TokenBook
@@ -93,6 +96,7 @@ class Witness:
         pools: what is known of executors of different sizes.
         adoptions: what is known of pools that outlive executors.
         shares: what is known of clients' places.
+        placements: which executors waiting sequences are for.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Witness:
         self.pools = PoolBook(pool_grace_s, adoption_wait_s, self.moments, self.libraries)
         self.adoptions = AdoptionBook(self.moments, is_roomy=is_roomy)
         self.shares = ShareBook(self.moments)
+        self.placements = PlacementBook(self.moments)
         self.keyless: dict[str, float] = {}
         self._keyless_until: dict[str, float] = {}  # clients that were just revoked
         self._told: dict[tuple[str, int], _Told] = {}
@@ -330,6 +335,8 @@ class Witness:
     def planned_all(self, core: Core, now: float) -> None:
         """The core has built all plans that can be built."""
         self.pools.look(core, now)
+        for executor in core.scheduler.executors:
+            self._check_overlap(executor, core.scheduler.config.window)
 
     def planned(self, core: Core, action: SendToExecutor) -> None:
         """The core has built a plan, and nothing has happened since."""
@@ -344,6 +351,7 @@ class Witness:
         if member.standing is Standing.FINISHING:
             assert all(s in self._stay[epoch] for s in everyone), f"epoch {epoch} is finishing and gets a sequence"
         before = self._plans[epoch][-1].everyone if self._plans[epoch] else None
+        self.moments["steps overlap"] += before is not None
         self.tokens.planned(plan, before, executor.running.decode_rows().sequences)
         for sequence in everyone:
             self._check_model(core, sequence, executor.model)
@@ -473,6 +481,15 @@ class Witness:
             if self._failures[sequence] > FAILURES_ALLOWED and alive in ([], [sequence]):
                 self.guilty.add((sequence.request_id, sequence.index))
                 assert sequence.state is State.FINISHED, f"{sequence.request_id} goes on after too many failures"
+
+    def _check_overlap(self, executor: ExecutorState, window: int) -> None:
+        """While a step is computed the next one is on its way, as far as the window goes and a sequence decodes. A
+        suspect is alone."""
+        decoding, running = executor.running.decode_rows().sequences, list(executor.running)
+        is_alone = executor.is_suspects or executor.is_emptying or any(map(is_suspect, running))
+        if len(executor.inflight) >= window or executor.is_draining or is_alone:
+            return
+        assert not decoding, f"{len(executor.inflight)} of {window} plans are in flight, and {len(decoding)} decode"
 
     def _check_model(self, core: Core, sequence: Sequence, model: str) -> None:
         """Whether a sequence may go on with this model: only if its own is nowhere to be had."""

@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from common import messages as m
+from common.curve import ClientCurve
 from common.heartbeats import HEARTBEAT_INTERVAL_S
 from common.plan import ExecutorLimits
 from common.wire import HEADER, Codec
@@ -22,14 +23,21 @@ from scheduler_svc.server.kv_events import KvEventOptions
 from scheduler_svc.store_options import StoreOptions
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor
+from tests.support.submits import submit
 
 
 class Peer:
-    """A DEALER that speaks one side of a link, or sends whatever frames a test likes."""
+    """A DEALER that speaks one side of a link, or sends whatever frames a test likes. It takes no turn by itself.
 
-    def __init__(self, endpoint: str, incoming: Any) -> None:
+    Args:
+        curve: its keys; None for none.
+    """
+
+    def __init__(self, endpoint: str, incoming: Any, curve: ClientCurve | None = None) -> None:
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
+        if curve is not None:
+            curve.protect(self.socket)
         self.socket.connect(endpoint)
         self.codec: Codec[Any] = Codec(incoming)
 
@@ -56,8 +64,12 @@ class Peer:
 class FakeExecutor(threading.Thread):
     """An executor on a KV oracle: real socket, real plans, imaginary model.
 
+    It has one epoch: when that is over, or its connection breaks, it does not come back. It has no pool, no keeper and
+    no standby; these are in tests/sim.
+
     Args:
         obey: called with each plan before it is run; False leaves it unanswered.
+        curve: its keys; None for none.
     """
 
     def __init__(
@@ -67,9 +79,10 @@ class FakeExecutor(threading.Thread):
         limits: ExecutorLimits = LIMITS,
         step_s: float = 0.0,
         obey: Callable[[m.Plan], bool] = lambda plan: True,
+        curve: ClientCurve | None = None,
     ) -> None:
         super().__init__(daemon=True)
-        self.endpoint, self.limits, self.step_s, self.obey = endpoint, limits, step_s, obey
+        self.endpoint, self.limits, self.step_s, self.obey, self.curve = endpoint, limits, step_s, obey, curve
         self.executor_name = name
         self.stopping = threading.Event()
         self.leaving = threading.Event()
@@ -77,7 +90,7 @@ class FakeExecutor(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        peer = Peer(self.endpoint, m.SchedulerToExecutor)
+        peer = Peer(self.endpoint, m.SchedulerToExecutor, self.curve)
         try:
             self._serve(peer)
         except BaseException as error:
@@ -146,7 +159,7 @@ class RunningCore:
 
 
 class FakeFrontend(Peer):
-    """Submits requests and gathers what comes back."""
+    """Submits requests and gathers what comes back. It knows no text and no HTTP, and sends no heartbeats."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(endpoint, m.CoreToFrontend)
@@ -156,26 +169,9 @@ class FakeFrontend(Peer):
         self.ends: dict[tuple[str, int], m.TokenDelta] = {}
         self.num_deltas = 0
 
-    def submit(
-        self,
-        request_id: str,
-        prompt: list[int],
-        *,
-        n: int = 1,
-        stream: bool = True,
-        is_resumable: bool = False,
-        **params: Any,
-    ) -> None:
-        self.send(
-            m.Submit(
-                request_id=request_id,
-                prompt=array("i", prompt).tobytes(),
-                params=m.SamplingParams(**params),
-                n=n,
-                stream=stream,
-                is_resumable=is_resumable,
-            )
-        )
+    def submit(self, request_id: str, prompt: list[int], **fields: Any) -> None:
+        """See `submit`."""
+        self.send(submit(request_id, prompt, **fields))
 
     def gather(self, *streams: tuple[str, int], timeout_s: float = 60.0) -> None:
         """Wait until these sequences have ended."""

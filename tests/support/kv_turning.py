@@ -7,7 +7,8 @@ from typing import Any
 
 from common.logging import DropLog, get_logger
 from scheduler_svc.core.executor.cache_events import CacheEvents
-from scheduler_svc.server.kv_events import KvEventOptions, KvEventPublisher
+from scheduler_svc.server.kv_event_log import EventLog
+from scheduler_svc.server.kv_events import USUAL_LIMITS, KvEventOptions, KvEventPublisher, TellingLimits
 from scheduler_svc.server.zmtp.frames import MORE, FrameReader
 from tests.support.eventually import eventually
 from tests.support.kv_listener import KvListener
@@ -20,12 +21,23 @@ ANY = "tcp://127.0.0.1:0"
 class Turning:
     """A publisher whose turns the test takes, with a clock that the test moves; each turn moves it by `turn_s`."""
 
-    def __init__(self, turn_s: float = 0.0, **options: Any) -> None:
+    def __init__(
+        self,
+        turn_s: float = 0.0,
+        limits: TellingLimits = USUAL_LIMITS,
+        batches: EventLog | None = None,
+        **options: Any,
+    ) -> None:
         self.now, self.turn_s = 0.0, turn_s
         self.events = CacheEvents()
         self.drops = DropLog(get_logger("test"), "routers")
         self.publisher = KvEventPublisher(
-            KvEventOptions(ANY, replay_endpoint=ANY, **options), self.events, self.drops, lambda: self.now
+            KvEventOptions(ANY, replay_endpoint=ANY, **options),
+            self.events,
+            self.drops,
+            lambda: self.now,
+            limits=limits,
+            batches=batches,
         )
         assert self.publisher.replay_endpoint is not None
         self.endpoint, self.replay_endpoint = self.publisher.endpoint, self.publisher.replay_endpoint
@@ -72,7 +84,7 @@ class SlowRouter:
     """
 
     def __init__(self, turning: Turning, topic: bytes = b"") -> None:
-        before = {peer.number for peer in turning.publisher._port.members()}
+        before = {peer.number for peer in turning.publisher.port.members()}
         self._peer = RawPeer(turning.endpoint, greeting() + ready(socket_type=b"SUB") + frame(b"\x01" + topic))
         self._peer.socket.setblocking(False)
         self._reader = FrameReader(2**30)
@@ -80,8 +92,8 @@ class SlowRouter:
         self._frames: list[bytes] = []
         self.known = Subscriber(is_strict=False)
         self.most_known = 0
-        turning.turn_until(lambda: len(turning.publisher._port.members()) > len(before))
-        (self.place,) = (peer for peer in turning.publisher._port.members() if peer.number not in before)
+        turning.turn_until(lambda: len(turning.publisher.port.members()) > len(before))
+        (self.place,) = (peer for peer in turning.publisher.port.members() if peer.number not in before)
         self.place.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
 
     def read(self, num_bytes: int) -> None:

@@ -1,4 +1,8 @@
-"""The whole core without sockets, in virtual time; its executors are KV oracles, and a test plays the frontends."""
+"""The whole core without sockets, in virtual time; its executors are KV oracles, and a test plays the frontends.
+
+No message is encoded or lost, an executor answers as soon as the test says so, and nothing is written to a disk: what
+the event loop, sockets and a journal add is in `core.py` and tests/sim.
+"""
 
 import re
 from array import array
@@ -16,8 +20,7 @@ from scheduler_svc.core.requests.journal_replay import read_batches
 from tests.support.chores import done, tick
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import OracleExecutor, expected_output
-
-PROMPT = [5, 6, 7]
+from tests.support.submits import PROMPT, submit
 
 Key = tuple[bytes, str, int]  # frontend, request, index
 
@@ -65,7 +68,7 @@ class Service:
                 case SendToExecutor(peer, message):
                     self.to_executors.append((peer, message))
                 case SendToFrontend(peer, message):
-                    self._told(peer, message)
+                    self.told(peer, message)
                 case EndFrontend(peer, pid):
                     self.ended_frontends.append((peer, pid))
                 case WriteLog():
@@ -91,20 +94,20 @@ class Service:
         answers = self.said.get(peer, [])[heard:]
         return answers[-1] if answers else None
 
-    def submit(self, request_id: str, max_tokens: int = 6, **fields: Any) -> None:
-        """A greedy request with the prompt PROMPT, which its client can come back for."""
-        params, fields = m.SamplingParams(max_tokens=max_tokens), {"is_resumable": True} | fields
-        self.say(m.Submit(request_id=request_id, prompt=array("i", PROMPT).tobytes(), params=params, **fields))
+    def submit(self, request_id: str, **fields: Any) -> None:
+        """A frontend submits a request, which its client can come back for; see `submit`."""
+        self.say(submit(request_id, **({"is_resumable": True} | fields)))
 
     def turn(self, num_answers: int = 1000) -> None:
         """Executors answer at most so many plans, and frontends are told what those gave."""
         self.do(done(self.core.plans(self.now)))
         while self._plans and num_answers:
             peer, plan = self._plans.popleft()
-            if self.core.fleet.member(plan.epoch) is not None:
+            executor = self.executors.get(peer.decode())  # None: one that the test plays itself
+            if executor is not None and self.core.fleet.member(plan.epoch) is not None:
                 num_answers -= 1
                 self.now += self.step_s
-                self.do(self.core.from_executor(peer, self.executors[peer.decode()].run(plan), self.now))
+                self.do(self.core.from_executor(peer, executor.run(plan), self.now))
             self.do(done(self.core.plans(self.now)))
         self.flush()
 
@@ -112,7 +115,7 @@ class Service:
         """Frontends take what waits for them."""
         for peer in self.core.frontends_with_outputs():
             while (message := self.core.next_output(peer)) is not None:
-                self._told(peer, message)
+                self.told(peer, message)
                 self.core.output_sent(peer)
 
     def write(self) -> bytes:
@@ -150,7 +153,8 @@ class Service:
         """WriteLog lines of this event."""
         return [line for line in self.logs if line.event == event]
 
-    def _told(self, peer: bytes, message: m.CoreToFrontend) -> None:
+    def told(self, peer: bytes, message: m.CoreToFrontend) -> None:
+        """A frontend is told something."""
         if isinstance(message, m.Outputs):
             for delta in message.deltas:
                 self._told_delta((peer, delta.request_id, delta.index), delta)
@@ -192,4 +196,4 @@ def restart(rows: list[bytes], **config: Any) -> tuple[Service, JournalBatch]:
 
 def undisturbed(max_tokens: int = 6) -> list[int]:
     """What a request of `submit` gives."""
-    return expected_output(PROMPT, m.SamplingParams(max_tokens=max_tokens), LIMITS.vocab_size)
+    return expected_output([*PROMPT], m.SamplingParams(max_tokens=max_tokens), LIMITS.vocab_size)

@@ -34,9 +34,14 @@ class _Life:
 
 
 class SequenceLives:
-    """The lives of the sequences of open requests, and of the last requests that ended."""
+    """The lives of the sequences of open requests, and of the last requests that ended.
 
-    def __init__(self) -> None:
+    Args:
+        max_requests, max_sequences: see MAX_ENDED and MAX_ENDED_SEQUENCES.
+    """
+
+    def __init__(self, max_requests: int = MAX_ENDED, max_sequences: int = MAX_ENDED_SEQUENCES) -> None:
+        self._max_requests, self._max_sequences = max_requests, max_sequences
         self._lives: dict[Sequence, _Life] = {}  # of those that have not ended
         self._open: dict[str, list[_Life]] = {}
         self._ended: OrderedDict[str, list[_Life]] = OrderedDict()
@@ -116,5 +121,5 @@ class SequenceLives:
         """All sequences of a request have ended."""
         self._num_ended += len(lives) - len(self._ended.pop(request_id, []))  # an id may be used again
         self._ended[request_id] = lives
-        while len(self._ended) > MAX_ENDED or self._num_ended > MAX_ENDED_SEQUENCES:
+        while len(self._ended) > self._max_requests or self._num_ended > self._max_sequences:
             self._num_ended -= len(self._ended.popitem(last=False)[1])

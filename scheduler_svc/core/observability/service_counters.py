@@ -56,6 +56,7 @@ class ServiceCounters:
 
     Args:
         stats: the scheduler's own counts.
+        lives: of sequences.
 
     Attributes:
         metrics: those that events move.
@@ -66,11 +67,11 @@ class ServiceCounters:
         first_token, between_tokens: of the last minutes.
         history: of the last minutes.
         pauses: of streams whose executors' epochs ended.
-        lives: of sequences.
+        lives: as given.
         timeline: the last events.
     """
 
-    def __init__(self, stats: SchedulerStats) -> None:
+    def __init__(self, stats: SchedulerStats, lives: SequenceLives) -> None:
         self.metrics = PrometheusMetrics()
         self.steps: dict[int, Steps] = {}
         self.ended_by: Counter[str] = Counter()
@@ -80,7 +81,7 @@ class ServiceCounters:
         self.between_tokens = RecentPercentiles(self.metrics.inter_token_seconds)
         self.history = History()
         self.pauses = Pauses()
-        self.lives = SequenceLives()
+        self.lives = lives
         self.timeline = Timeline()
         self._stats = stats
         self._submitted: dict[Sequence, float] = {}

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,15 +16,31 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd, StepLogprobs, StepOutput
 
 MAX_ANSWERS = 10_000  # that wait for one frontend
-MAX_TOKEN_BYTES_A_MESSAGE = 4 * 2**20  # of tokens, log-probabilities and pooled results; a message has 64 MiB at most
-MAX_STREAMS_A_MESSAGE = 2**10  # each takes some microseconds, and some hundred bytes, an error some thousand
+
+
+class MessageLimits(NamedTuple):
+    """What one message to a frontend has at most.
+
+    Attributes:
+        token_bytes: of tokens, log-probabilities and pooled results; a message has 64 MiB at most.
+        streams: each takes some microseconds, and some hundred bytes, an error some thousand.
+        accepted: ids of requests.
+    """
+
+    token_bytes: int = 4 * 2**20
+    streams: int = 2**10
+    accepted: int = MAX_ACCEPTED_A_MESSAGE
+
+
+ONE_MESSAGE = MessageLimits()
 
 
 class Outbox:
     """Tokens by frontend. A slow frontend finds several in one delta; a request that does not stream finds all of a
     sequence's tokens in one."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: MessageLimits = ONE_MESSAGE) -> None:
+        self._limits = limits
         self._streams: dict[Sequence, TokenStream] = {}
         self._read_by: dict[Peer, dict[Sequence, None]] = {}
         self._queues: dict[Peer, list[TokenStream]] = {}
@@ -45,7 +62,7 @@ class Outbox:
         """A request of `peer` was accepted. Those that it has not read of yet come in one message."""
         answers = self._answers.get(peer)
         last = answers[-1] if answers else None
-        if isinstance(last, list) and len(last) < MAX_ACCEPTED_A_MESSAGE:
+        if isinstance(last, list) and len(last) < self._limits.accepted:
             last.append(request_id)
         else:
             self.answer(peer, [request_id])
@@ -153,8 +170,8 @@ class Outbox:
             return None
         deltas: list[TokenDelta] = []
         self._offered, self._offered_in_part = [], None
-        left = MAX_TOKEN_BYTES_A_MESSAGE
-        for stream in self._queues[peer][:MAX_STREAMS_A_MESSAGE]:
+        left = self._limits.token_bytes
+        for stream in self._queues[peer][: self._limits.streams]:
             num_bytes = len(stream.tokens) * stream.token_bytes + len(stream.pooled)
             if not stream.earlier and num_bytes <= left:  # nearly always
                 deltas.append(stream.last_delta(stream.told_model))

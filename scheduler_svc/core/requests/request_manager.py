@@ -49,6 +49,7 @@ from scheduler_svc.core.requests.recovery import (
 )
 from scheduler_svc.core.requests.request_counters import RequestCounters
 from scheduler_svc.core.requests.request_table import Request, RequestTable
+from scheduler_svc.core.requests.retention import MAX_RETAINED, Retention
 from scheduler_svc.core.requests.returning_clients import RETURN_WITHIN_S, can_return
 from scheduler_svc.core.scheduling.fair_shares import SavedAccount
 from scheduler_svc.core.scheduling.scheduler import Scheduler
@@ -74,6 +75,7 @@ class RequestManager:
         client_ids: of all API keys, by their names, for a journal of a release without ids; None if nobody needs a key.
         reconnect_grace_s: how long a request without a reader goes on.
         return_within_s: how long a restored one waits for its client at least.
+        max_retained: requests that have ended and are kept for clients that come back.
 
     Attributes:
         frontends: that are connected.
@@ -94,10 +96,11 @@ class RequestManager:
         client_ids: Mapping[str, str] | None = None,
         reconnect_grace_s: float = RECONNECT_GRACE_S,
         return_within_s: float = RETURN_WITHIN_S,
+        max_retained: int = MAX_RETAINED,
     ) -> None:
         self.frontends = Frontends()
         self.outbox = Outbox()
-        self.table = RequestTable()
+        self.table = RequestTable(Retention(max_retained))
         self.group_commit: GroupCommit[Announcement] = GroupCommit(journal, first_batch)
         self._accounts = Accounts()
         self._scheduler = scheduler

@@ -92,15 +92,18 @@ class Request:
 class RequestTable:
     """Open and retained requests, by id.
 
+    Args:
+        retention: decides which that have ended are retained.
+
     Attributes:
         num_returning: open requests whose clients can come back for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, retention: Retention | None = None) -> None:
         self.num_returning = 0
         self._open: dict[str, Request] = {}
         self._retained: dict[str, Request] = {}
-        self._retention = Retention()
+        self._retention = Retention() if retention is None else retention
         self._absences = Absences()
         self._by_peer: dict[Peer, dict[str, Request]] = {}
         self._counted: Counter[str] = Counter()  # open sequences by client, without those of unclaimed requests

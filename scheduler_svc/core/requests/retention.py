@@ -32,12 +32,13 @@ class _Whole:
 class Retention:
     """Which requests that have ended are still retained, by id.
 
-    After `let_go` no more than `MAX_RETAINED` requests with `MAX_RETAINED_BYTES` are, held ones among them.
+    After `let_go` no more than `max_requests` with `max_bytes` are, held ones among them.
     What is beyond that goes: first wholes that are over, in the order of their ends, then what open prompts hold, the
     longest held first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_requests: int = MAX_RETAINED, max_bytes: int = MAX_RETAINED_BYTES) -> None:
+        self._max_requests, self._max_bytes = max_requests, max_bytes
         self._open: dict[str, _Whole] = {}  # nothing of them has ended, or nothing of that is retained
         self._held: OrderedDict[str, _Whole] = OrderedDict()  # in the order in which the first of each ended
         self._over: OrderedDict[str, _Whole] = OrderedDict()  # in the order in which the last of each ended
@@ -80,7 +81,7 @@ class Retention:
 
     @property
     def _is_too_much(self) -> bool:
-        return self._num_requests > MAX_RETAINED or self._num_bytes > MAX_RETAINED_BYTES
+        return self._num_requests > self._max_requests or self._num_bytes > self._max_bytes
 
     def _lift(self, name: str) -> _Whole:
         """The whole of this name, to be put where it belongs; one that is held keeps its place meanwhile."""

@@ -73,6 +73,7 @@ class FairShares:
 
     Args:
         address_key: secret of this life, so that nobody can tell whose an address's account is.
+        max_accounts: see MAX_ACCOUNTS.
 
     Attributes:
         virtual_time: tokens that a client of weight 1 has had by now, if it took its whole share: as much as the one
@@ -80,10 +81,11 @@ class FairShares:
         cost: tokens that a sequence is expected to take.
     """
 
-    def __init__(self, address_key: bytes = b"") -> None:
+    def __init__(self, address_key: bytes = b"", max_accounts: int = MAX_ACCOUNTS) -> None:
         self.virtual_time = 0.0
         self.cost = Mean(0.0)
         self._address_key = address_key
+        self._max_accounts = max_accounts
         self._output = Mean(PRIOR_OUTPUT)
         self._accounts: dict[tuple[str, bool], Account] = {}
         self._changed: set[tuple[str, bool]] = set()
@@ -166,7 +168,7 @@ class FairShares:
         if not name.startswith(ADDRESS_MARK):
             self._changed.add((name, yields))
         if (account := self._accounts.get((name, yields))) is None:
-            if len(self._accounts) >= MAX_ACCOUNTS:
+            if len(self._accounts) >= self._max_accounts:
                 self._forget()
             account = self._accounts[name, yields] = Account(Mean(self._output.value))
         return account

@@ -24,12 +24,15 @@ class PlanBudget:
             them takes is for `extend`.
     """
 
+    max_start_bytes = MAX_START_BYTES
+    max_prompt_logprobs = MAX_PLAN_PROMPT_LOGPROBS
+
     def __init__(self, limits: ExecutorLimits, num_decodes: int = 0, *, is_shared: bool = False) -> None:
         self._is_shared = is_shared
         self._num_tokens = limits.max_batch_tokens - num_decodes
         self._hidden_size = limits.hidden_size
         self._num_pooled = MAX_PLAN_POOLED_FLOATS
-        self._start_bytes = MAX_START_BYTES
+        self._start_bytes = self.max_start_bytes
         self._is_new = True
         self._grammars: set[str] = set()
         self._num_targets = 0
@@ -48,7 +51,7 @@ class PlanBudget:
         if wanted_from == NO_POSITION:
             return num_tokens
         most = max(self._most_logprobs, sequence.num_prompt_logprobs)
-        num_targets = max(0, MAX_PLAN_PROMPT_LOGPROBS // most - self._num_targets)
+        num_targets = max(0, self.max_prompt_logprobs // most - self._num_targets)
         is_enough = sequence.num_prompt - 1 - wanted_from <= num_targets
         return num_tokens if is_enough else min(num_tokens, num_targets)
 

@@ -44,6 +44,7 @@ class Scheduler:
     """
 
     executor_type = ExecutorState
+    budget_type = PlanBudget
 
     def __init__(
         self,
@@ -129,14 +130,14 @@ class Scheduler:
                 if not running.extend_all(others):
                     return self._build(executor, [], others, num_decodes=1, is_suspects=True)
             else:
-                tokens = PlanBudget(executor.limits).tokens_for(suspect, running.num_computed(suspect))
+                tokens = self.budget_type(executor.limits).tokens_for(suspect, running.num_computed(suspect))
                 if (row := running.reserve_more(suspect, tokens)) is not None:
                     return self._build(executor, [row], others, is_suspects=True)
             self.sequences.requeue(executor, suspect)  # others have the memory: it waits for its turn to be admitted
         if executor.is_emptying:
             executor.awaits_suspect = False
             may_admit = self._admission.may_admit(executor)
-            if may_admit and (rows := self._admission.admit(executor, PlanBudget(executor.limits), suspect=True)):
+            if may_admit and (rows := self._admission.admit(executor, self.budget_type(executor.limits), suspect=True)):
                 return self._build(executor, rows, {*running.decode_rows().sequences}, is_suspects=True)
         return None
 
@@ -154,7 +155,7 @@ class Scheduler:
         skipped = {*short, *filter(running.decodes, sitting)}
         num_decodes = len(running.decode_rows()) - len(skipped)
         is_shared = admission.is_contested(executor, sitting)
-        budget = PlanBudget(executor.limits, num_decodes, is_shared=is_shared)
+        budget = self.budget_type(executor.limits, num_decodes, is_shared=is_shared)
         rows, took_from_prompts = admission.continue_prompts(executor, budget, skipped, sitting)
         if not (short or took_from_decodes or took_from_prompts) and admission.may_admit(executor):
             # Blocks that are short, or were just taken away, are for older sequences than those that wait.

@@ -1,6 +1,5 @@
 """How many executors the core wants: what it measures, its report, its options, and the whole core in virtual time."""
 
-from array import array
 from collections.abc import Iterable
 
 import msgspec
@@ -190,10 +189,8 @@ def test_what_no_ready_executor_fits_orders_none():
     service.wait(RETURN_S + 1)
     assert service.metric("baton_executors_wanted") == 2
     service.lose("large")
-    prompt = array("i", range(150)).tobytes()
     for i in range(100):
-        params = m.SamplingParams(max_tokens=4 * LIMITS.max_model_len)
-        service.say(m.Submit(request_id=f"long {i}", prompt=prompt, params=params))
+        service.submit(f"long {i}", prompt=range(150), max_tokens=4 * LIMITS.max_model_len)
     service.wait(10)
     assert service.metric("baton_executors_wanted") == 2, "the lost one, and no more"
     service.lose("small")

@@ -7,208 +7,209 @@ from common import messages as m
 from scheduler_svc.core.executor.announced_blocks import AnnouncedBlocks
 from scheduler_svc.core.executor.cache_events import MAX_EVENT_TOKENS, CacheEvents, Cleared, Removed, Stored
 from scheduler_svc.core.scheduling.pools import KEPT_S, MAX_KEPT
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.kv_event_options import salt_of_group
 from scheduler_svc.server.kv_event_format import encode_batch
 from tests.support.announced import Announced
 from tests.support.chores import done
 from tests.support.kv_readers import Event, read
-from tests.support.rig import Rig, limits
+from tests.support.scheduling import Scheduling, limits
 
 POOL = m.Pool(pool="p" * 32, lease=1, layout="plain", epoch=0)
 PREFIX = list(range(8))  # two blocks
 
 
-def rig_of(*executors, **config):
-    rig = Rig(*executors, **({"announced_salt": ""} | config))
-    rig.announced = Announced(rig.scheduler, rig.scheduler.config.announced_salt)
-    return rig
+def announced_run(*executors, **config):
+    run = Scheduling(*executors, **({"announced_salt": ""} | config))
+    run.announced = Announced(run.scheduler, run.scheduler.config.announced_salt)
+    return run
 
 
-def told(rig):
+def told(run):
     """What a subscriber has been told since the last call: kinds and numbers of blocks."""
-    events = rig.scheduler.cache_events.take()
+    events = run.scheduler.cache_events.take()
     for event in read(encode_batch(events, 0.0)):
-        rig.announced.subscriber.apply(event)
-    rig.announced.check()
+        run.announced.subscriber.apply(event)
+    run.announced.check()
     return [(type(event).__name__, len(getattr(event, "keys", []))) for event in events]
 
 
 def test_it_begins_with_nothing_and_a_shared_prefix_is_stored_once():
-    rig = rig_of()
-    rig.add("a", [*PREFIX, 100, 101, 102, 103, 104])
-    rig.add("b", [*PREFIX, 200, 201, 202, 203, 204])
-    rig.plan()
-    assert told(rig) == [("Cleared", 0), ("Stored", 3), ("Stored", 1)]
-    rig.finish()
-    assert {kind for kind, _ in told(rig)} == {"Stored"}, "what was generated is cached, too"
-    assert rig.announced.subscriber.match([*PREFIX, 200, 201, 202, 203, 204], 4) == 12
-    assert rig.announced.subscriber.match([*PREFIX, 7, 7, 7, 7], 4) == 8
-    assert told(rig) == []
+    run = announced_run()
+    run.add("a", [*PREFIX, 100, 101, 102, 103, 104])
+    run.add("b", [*PREFIX, 200, 201, 202, 203, 204])
+    run.plan()
+    assert told(run) == [("Cleared", 0), ("Stored", 3), ("Stored", 1)]
+    run.finish()
+    assert {kind for kind, _ in told(run)} == {"Stored"}, "what was generated is cached, too"
+    assert run.announced.subscriber.match([*PREFIX, 200, 201, 202, 203, 204], 4) == 12
+    assert run.announced.subscriber.match([*PREFIX, 7, 7, 7, 7], 4) == 8
+    assert told(run) == []
 
 
 def test_what_is_handed_out_anew_is_removed():
-    rig = rig_of(limits(num_blocks=6, max_model_len=24))
-    rig.add("a", PREFIX, max_tokens=4)
-    rig.finish()
-    told(rig)
-    rig.add("b", list(range(300, 320)), max_tokens=4)
-    rig.finish()
-    assert "Removed" in [kind for kind, _ in told(rig)]
-    assert rig.announced.subscriber.match(PREFIX, 4) < 8
+    run = announced_run(limits(num_blocks=6, max_model_len=24))
+    run.add("a", PREFIX, max_tokens=4)
+    run.finish()
+    told(run)
+    run.add("b", list(range(300, 320)), max_tokens=4)
+    run.finish()
+    assert "Removed" in [kind for kind, _ in told(run)]
+    assert run.announced.subscriber.match(PREFIX, 4) < 8
 
 
 def test_a_block_is_removed_when_the_last_executor_loses_it():
-    rig = rig_of(limits(), limits())
-    rig.take_no_new(1)
-    rig.add("a", PREFIX)
-    rig.finish()
-    told(rig)
-    before = dict(rig.announced.subscriber.blocks)
-    second = rig.join(limits())
-    rig.take_no_new(2)
-    rig.add("b", PREFIX)
-    rig.finish()
-    assert rig.scheduler.executor(second).blocks.num_cached >= 2
-    assert all(kind == "Stored" for kind, _ in told(rig)), "the same blocks are not stored again"
-    rig.lose(2)
-    told(rig)
-    assert rig.announced.subscriber.match(PREFIX, 4) == 8, "the other one has them"
-    assert before.keys() <= rig.announced.subscriber.blocks.keys()
-    rig.lose(second)
-    rig.lose(1)
-    assert told(rig) == [("Cleared", 0)]
+    run = announced_run(limits(), limits())
+    run.take_no_new(1)
+    run.add("a", PREFIX)
+    run.finish()
+    told(run)
+    before = dict(run.announced.subscriber.blocks)
+    second = run.join(limits())
+    run.take_no_new(2)
+    run.add("b", PREFIX)
+    run.finish()
+    assert run.scheduler.executor(second).blocks.num_cached >= 2
+    assert all(kind == "Stored" for kind, _ in told(run)), "the same blocks are not stored again"
+    run.lose(2)
+    told(run)
+    assert run.announced.subscriber.match(PREFIX, 4) == 8, "the other one has them"
+    assert before.keys() <= run.announced.subscriber.blocks.keys()
+    run.lose(second)
+    run.lose(1)
+    assert told(run) == [("Cleared", 0)]
 
 
 def test_executors_with_other_block_sizes_are_told_of_side_by_side():
-    rig = rig_of(limits(), limits(block_size=8, num_blocks=32))
+    run = announced_run(limits(), limits(block_size=8, num_blocks=32))
     prompt = list(range(16))
-    rig.add("a", prompt)
-    rig.finish()
-    first, second = sorted(rig.scheduler.executors, key=lambda executor: executor.blocks.num_cached == 0)
+    run.add("a", prompt)
+    run.finish()
+    first, second = sorted(run.scheduler.executors, key=lambda executor: executor.blocks.num_cached == 0)
     assert second.blocks.num_cached == 0, "or the rest shows nothing"
-    rig.take_no_new(first.epoch)
-    rig.add("b", prompt)
-    rig.finish()
-    told(rig)
-    sizes = {len(block.tokens) for block in rig.announced.subscriber.blocks.values()}
+    run.take_no_new(first.epoch)
+    run.add("b", prompt)
+    run.finish()
+    told(run)
+    sizes = {len(block.tokens) for block in run.announced.subscriber.blocks.values()}
     assert sizes == {4, 8}
-    assert [rig.announced.subscriber.match(prompt, size) for size in (4, 8)] == [16, 16]
+    assert [run.announced.subscriber.match(prompt, size) for size in (4, 8)] == [16, 16]
 
 
 @pytest.mark.parametrize("salts", [("alice", "bob"), ("alice", "")])
 def test_no_block_of_a_salted_request_is_told_of(salts):
-    rig = rig_of()
+    run = announced_run()
     for salt in salts:
-        rig.add(salt or "none", [*PREFIX, 1, 2, 3, 4, 5], cache_salt=salt, max_tokens=9)
-    rig.finish()
-    told(rig)
-    blocks = rig.scheduler.executor(1).blocks
-    assert len(rig.announced.subscriber.blocks) == blocks.num_cached // 2 * salts.count("")
-    assert rig.announced.num_hidden
-    tokens = [token for block in rig.announced.subscriber.blocks.values() for token in block.tokens]
+        run.add(salt or "none", [*PREFIX, 1, 2, 3, 4, 5], cache_salt=salt, max_tokens=9)
+    run.finish()
+    told(run)
+    blocks = run.scheduler.executor(1).blocks
+    assert len(run.announced.subscriber.blocks) == blocks.num_cached // 2 * salts.count("")
+    assert run.announced.num_hidden
+    tokens = [token for block in run.announced.subscriber.blocks.values() for token in block.tokens]
     assert bool(tokens) == ("" in salts)
 
 
 def test_a_salted_prompt_that_shares_its_beginning_takes_nothing_away():
     """Its blocks are removed in silence, also those that have the tokens of blocks that were told of."""
-    rig = rig_of(limits(num_blocks=12, max_model_len=40))
-    rig.add("open", PREFIX, max_tokens=1)
-    rig.add("salted", PREFIX, max_tokens=1, cache_salt="alice")
-    rig.finish()
-    told(rig)
-    known = dict(rig.announced.subscriber.blocks)
+    run = announced_run(limits(num_blocks=12, max_model_len=40))
+    run.add("open", PREFIX, max_tokens=1)
+    run.add("salted", PREFIX, max_tokens=1, cache_salt="alice")
+    run.finish()
+    told(run)
+    known = dict(run.announced.subscriber.blocks)
     for i in range(5):
-        rig.add("open", PREFIX, max_tokens=1)
-        rig.add(f"{i}", list(range(500 + 100 * i, 524 + 100 * i)), max_tokens=1, cache_salt="bob")
-        rig.finish()
-    assert told(rig) == []
-    assert rig.announced.subscriber.blocks == known
+        run.add("open", PREFIX, max_tokens=1)
+        run.add(f"{i}", list(range(500 + 100 * i, 524 + 100 * i)), max_tokens=1, cache_salt="bob")
+        run.finish()
+    assert told(run) == []
+    assert run.announced.subscriber.blocks == known
 
 
 def test_the_blocks_of_one_group_may_be_told_of_instead():
     """Without the salt, which a router does not have; those of requests without a salt are then hidden."""
     salt = salt_of_group("all of us")
-    rig = rig_of(announced_salt=salt)
+    run = announced_run(announced_salt=salt)
     for name in (salt, "group others/", ""):
-        rig.add(name or "none", [*PREFIX, 1, 2, 3, 4, 5], cache_salt=name, max_tokens=1)
-    rig.finish()
-    told(rig)
-    assert len(rig.announced.subscriber.blocks) == 3 == rig.scheduler.executor(1).blocks.num_cached // 3
-    assert rig.announced.subscriber.match([*PREFIX, 1, 2, 3, 4], 4) == 12
+        run.add(name or "none", [*PREFIX, 1, 2, 3, 4, 5], cache_salt=name, max_tokens=1)
+    run.finish()
+    told(run)
+    assert len(run.announced.subscriber.blocks) == 3 == run.scheduler.executor(1).blocks.num_cached // 3
+    assert run.announced.subscriber.match([*PREFIX, 1, 2, 3, 4], 4) == 12
 
 
 class TestPools:
     """A pool that outlives its executor."""
 
     def scene(self):
-        rig = rig_of(limits())
-        rig.lose(1)
-        rig.epoch = rig.join(limits(), pool=POOL)
-        rig.memory = rig.executors[rig.epoch]
-        rig.add("a", PREFIX, max_tokens=1)
-        rig.finish()
-        told(rig)
-        return rig
+        run = announced_run(limits())
+        run.lose(1)
+        run.epoch = run.join(limits(), pool=POOL)
+        run.memory = run.executors[run.epoch]
+        run.add("a", PREFIX, max_tokens=1)
+        run.finish()
+        told(run)
+        return run
 
     def test_its_blocks_stay_and_an_adoption_says_nothing(self):
-        rig = self.scene()
-        rig.lose(rig.epoch, pool_wait_s=1.0)
-        assert told(rig) == []
-        assert rig.announced.subscriber.match(PREFIX, 4) == 8
-        successor = rig.join(limits(), pool=msgspec.structs.replace(POOL, epoch=rig.epoch), memory=rig.memory)
-        assert rig.scheduler.executor(successor).earlier_epochs
-        assert told(rig) == []
-        rig.add("b", [*PREFIX, 9, 9, 9, 9, 9], max_tokens=1)
-        rig.finish()
-        assert told(rig) == [("Stored", 1)], "and what follows on them is told"
+        run = self.scene()
+        run.lose(run.epoch, pool_wait_s=1.0)
+        assert told(run) == []
+        assert run.announced.subscriber.match(PREFIX, 4) == 8
+        successor = run.join(limits(), pool=msgspec.structs.replace(POOL, epoch=run.epoch), memory=run.memory)
+        assert run.scheduler.executor(successor).earlier_epochs
+        assert told(run) == []
+        run.add("b", [*PREFIX, 9, 9, 9, 9, 9], max_tokens=1)
+        run.finish()
+        assert told(run) == [("Stored", 1)], "and what follows on them is told"
 
     def test_what_an_unanswered_plan_writes_is_removed(self):
-        rig = self.scene()
-        rig.add("b", [*PREFIX, *range(50, 58)], max_tokens=1)
-        rig.plan(rig.epoch)
-        assert told(rig) == [("Stored", 2)]
-        rig.lose(rig.epoch, pool_wait_s=1.0)
-        assert told(rig) == [("Removed", 2)]
+        run = self.scene()
+        run.add("b", [*PREFIX, *range(50, 58)], max_tokens=1)
+        run.plan(run.epoch)
+        assert told(run) == [("Stored", 2)]
+        run.lose(run.epoch, pool_wait_s=1.0)
+        assert told(run) == [("Removed", 2)]
 
     @pytest.mark.parametrize("how", ["expired", "not adopted", "crowded out", "unsafe"])
     def test_its_blocks_are_removed_when_it_will_not_be_continued(self, how):
-        rig = self.scene()
-        rig.lose(rig.epoch, pool_wait_s=None if how == "unsafe" else 1.0)
+        run = self.scene()
+        run.lose(run.epoch, pool_wait_s=None if how == "unsafe" else 1.0)
         match how:
             case "expired":
-                done(rig.scheduler.expire(KEPT_S - 0.1))
-                assert told(rig) == []
-                done(rig.scheduler.expire(KEPT_S))
+                done(run.scheduler.expire(KEPT_S - 0.1))
+                assert told(run) == []
+                done(run.scheduler.expire(KEPT_S))
             case "not adopted":
-                other = msgspec.structs.replace(POOL, epoch=rig.epoch, layout="another")
-                rig.join(limits(), pool=other)
+                other = msgspec.structs.replace(POOL, epoch=run.epoch, layout="another")
+                run.join(limits(), pool=other)
             case "crowded out":
                 for i in range(MAX_KEPT):
-                    epoch = rig.join(limits(), pool=msgspec.structs.replace(POOL, pool=f"{i:032d}"))
-                    rig.lose(epoch, pool_wait_s=1.0)
-        events = told(rig)
+                    epoch = run.join(limits(), pool=msgspec.structs.replace(POOL, pool=f"{i:032d}"))
+                    run.lose(epoch, pool_wait_s=1.0)
+        events = told(run)
         assert events in ([("Cleared", 0)], [("Removed", 2)])
-        assert not rig.announced.subscriber.blocks
+        assert not run.announced.subscriber.blocks
 
 
 def test_a_subscriber_that_comes_late_is_told_all_in_parts():
-    rig = rig_of()
+    run = announced_run()
     for i in range(4):
-        rig.add(str(i), [*PREFIX, *range(100 * i, 100 * i + 9)], max_tokens=1)
-    rig.finish()
-    told(rig)
-    known = dict(rig.announced.subscriber.blocks)
-    events = rig.scheduler.cache_events
+        run.add(str(i), [*PREFIX, *range(100 * i, 100 * i + 9)], max_tokens=1)
+    run.finish()
+    told(run)
+    known = dict(run.announced.subscriber.blocks)
+    events = run.scheduler.cache_events
     events.tell_anew()
     parts = []
     while events.has_more:
         parts.append(events.take(2))
     assert parts[0][0] == Cleared()
     assert len(parts) > 3
-    rig.announced.subscriber.is_strict = True
+    run.announced.subscriber.is_strict = True
     for part in parts:
-        rig.announced.subscriber.take(encode_batch(part, 0.0))
-    assert rig.announced.subscriber.blocks == known
+        run.announced.subscriber.take(encode_batch(part, 0.0))
+    assert run.announced.subscriber.blocks == known
 
 
 def test_a_block_whose_parent_is_still_to_be_told_brings_it_along():
@@ -308,25 +309,29 @@ class TellsOfTenants(AnnouncedBlocks):
 
 
 @pytest.mark.parametrize("fault", [ForgetsWhatIsHandedOut, TellsOfTenants])
-def test_the_check_of_the_fuzzer_sees_faults(fault, monkeypatch):
-    def scene():
-        rig = rig_of(limits(num_blocks=6, max_model_len=24))
+def test_the_check_of_the_fuzzer_sees_faults(fault):
+    class FaultyEvents(CacheEvents):
+        def index(self, limits, hash_function):
+            return fault(limits.num_blocks, limits.block_size, hash_function, self)
+
+    class Faulty(Scheduler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.cache_events = FaultyEvents()
+
+    def scene(scheduler_type=Scheduler):
+        run = announced_run(limits(num_blocks=6, max_model_len=24), scheduler_type=scheduler_type)
         for i, salt in enumerate(("", "alice")):
-            rig.add(str(i), list(range(100 * i, 100 * i + 20)), max_tokens=4, cache_salt=salt)
-            rig.finish()
-            rig.announced.check()
+            run.add(str(i), list(range(100 * i, 100 * i + 20)), max_tokens=4, cache_salt=salt)
+            run.finish()
+            run.announced.check()
 
     scene()
-    monkeypatch.setattr(
-        CacheEvents,
-        "index",
-        lambda self, limits, hash_function: fault(limits.num_blocks, limits.block_size, hash_function, self),
-    )
     with pytest.raises(AssertionError):
-        scene()
+        scene(Faulty)
 
 
 def test_off_by_default():
-    rig = Rig()
-    assert rig.scheduler.cache_events is None
-    assert not isinstance(rig.scheduler.executor(1).blocks, AnnouncedBlocks)
+    run = Scheduling()
+    assert run.scheduler.cache_events is None
+    assert not isinstance(run.scheduler.executor(1).blocks, AnnouncedBlocks)

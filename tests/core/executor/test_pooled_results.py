@@ -1,6 +1,5 @@
 """Sequences that want one result of their prompt instead of tokens: how they are planned, and what they are told."""
 
-from array import array
 from typing import Any
 
 import msgspec
@@ -17,16 +16,17 @@ from scheduler_svc.core.sequence import State
 from tests.support.chores import done
 from tests.support.hello import LIMITS, hello
 from tests.support.oracle import expected_pooled
-from tests.support.rig import Rig, limits
-from tests.support.service import PROMPT, Service, restart
+from tests.support.scheduling import Scheduling, limits
+from tests.support.service import Service, restart
+from tests.support.submits import PROMPT, submit
 
 EVERY: tuple[m.Task, ...] = ("generate", "embed", "score")
 LOGITS = {"pooling": "logits", "pooled_token_ids": (7, 3)}
 HIDDEN = {"pooling": "hidden"}
 
 
-def rig(*executors: Any, **config: Any) -> Rig:
-    return Rig(*(executors or (limits(tasks=EVERY),)), **config)
+def run(*executors: Any, **config: Any) -> Scheduling:
+    return Scheduling(*(executors or (limits(tasks=EVERY),)), **config)
 
 
 def prompt(count: int, first: int = 1) -> list[int]:
@@ -37,7 +37,7 @@ def prompt(count: int, first: int = 1) -> list[int]:
 @pytest.mark.parametrize("asked", [HIDDEN, LOGITS], ids=["hidden", "logits"])
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 63, 64, 65, 256])
 def test_a_result_is_that_of_the_whole_prompt_in_one_plan_or_several(window: int, asked: Any, length: int) -> None:
-    pooled = rig(window=window)
+    pooled = run(window=window)
     (sequence,) = pooled.add("a", prompt(length), max_tokens=1, **asked)
     pooled.add("b", [9, 9], max_tokens=12)
     pooled.finish()
@@ -47,7 +47,7 @@ def test_a_result_is_that_of_the_whole_prompt_in_one_plan_or_several(window: int
 
 
 def test_it_holds_nothing_from_its_last_row_on_and_its_plan_samples_nothing() -> None:
-    pooled = rig()
+    pooled = run()
     (sequence,) = pooled.add("a", prompt(9), max_tokens=1, **HIDDEN)
     plan = pooled.plan()
     assert plan is not None
@@ -61,7 +61,7 @@ def test_it_holds_nothing_from_its_last_row_on_and_its_plan_samples_nothing() ->
 
 
 def test_its_prompt_feeds_the_prefix_cache_and_uses_it() -> None:
-    pooled = rig()
+    pooled = run()
     pooled.add("a", prompt(16), max_tokens=1, **HIDDEN)
     pooled.finish()
     (again,) = pooled.add("b", prompt(16), max_tokens=1, **LOGITS)
@@ -72,7 +72,7 @@ def test_its_prompt_feeds_the_prefix_cache_and_uses_it() -> None:
 
 
 def test_a_prompt_as_long_as_the_pool_fits() -> None:
-    pooled = rig(limits(tasks=EVERY, num_blocks=4, max_model_len=16))
+    pooled = run(limits(tasks=EVERY, num_blocks=4, max_model_len=16))
     pooled.add("a", prompt(16), max_tokens=1, **HIDDEN)
     with pytest.raises(RequestRejected, match=r"prompt of 17 tokens, the limit is 16"):
         pooled.add("b", prompt(17), max_tokens=1, **HIDDEN)
@@ -80,7 +80,7 @@ def test_a_prompt_as_long_as_the_pool_fits() -> None:
 
 
 def test_a_preempted_one_comes_back_to_a_pool_that_just_holds_it() -> None:
-    pooled = rig(limits(tasks=EVERY, num_blocks=4, max_model_len=16, max_batch_tokens=6), window=1)
+    pooled = run(limits(tasks=EVERY, num_blocks=4, max_model_len=16, max_batch_tokens=6), window=1)
     (sequence,) = pooled.add("a", prompt(16), max_tokens=1, **HIDDEN)
     for _ in range(3):
         pooled.step()
@@ -93,7 +93,7 @@ def test_a_preempted_one_comes_back_to_a_pool_that_just_holds_it() -> None:
 
 @pytest.mark.parametrize("num_answered", [0, 1, 2])
 def test_it_survives_the_loss_of_its_executor_at_any_time(num_answered: int) -> None:
-    pooled = rig(limits(tasks=EVERY, max_batch_tokens=8), limits(tasks=EVERY, max_batch_tokens=8), window=2)
+    pooled = run(limits(tasks=EVERY, max_batch_tokens=8), limits(tasks=EVERY, max_batch_tokens=8), window=2)
     (sequence,) = pooled.add("a", prompt(24), max_tokens=1, **HIDDEN)
     pooled.plan(1)
     for _ in range(num_answered):
@@ -109,7 +109,7 @@ def test_it_survives_the_loss_of_its_executor_at_any_time(num_answered: int) -> 
 
 
 def test_a_cancelled_one_gets_no_result() -> None:
-    pooled = rig()
+    pooled = run()
     (sequence,) = pooled.add("a", prompt(9), max_tokens=1, **HIDDEN)
     pooled.plan()
     pooled.end(pooled.scheduler.cancel([sequence]))
@@ -119,7 +119,7 @@ def test_a_cancelled_one_gets_no_result() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_result_that_is_twice_no_number_ends_its_sequence_alone(value: float) -> None:
-    pooled = rig()
+    pooled = run()
     sequences = [pooled.add(name, prompt(5, i), max_tokens=1, **HIDDEN)[0] for i, name in enumerate("ab", 1)]
     for expected in ([(sequences[1], "stop", "")], [(sequences[0], "error", "internal_error")]):
         pooled.plan()
@@ -133,7 +133,7 @@ def test_a_result_that_is_twice_no_number_ends_its_sequence_alone(value: float) 
 
 
 def test_an_answer_of_another_size_is_not_trusted() -> None:
-    pooled = rig()
+    pooled = run()
     pooled.add("a", prompt(5), max_tokens=1, **HIDDEN)
     pooled.plan()
     result = pooled.executors[1].run(pooled.sent[1].popleft())
@@ -143,7 +143,7 @@ def test_an_answer_of_another_size_is_not_trusted() -> None:
 
 def test_a_plan_has_no_more_results_than_its_answer_has_room_for() -> None:
     size = m.MAX_PLAN_POOLED_FLOATS // 3
-    pooled = rig(limits(tasks=EVERY, hidden_size=size))
+    pooled = run(limits(tasks=EVERY, hidden_size=size))
     for i in range(7):
         pooled.add(str(i), prompt(2, i + 1), max_tokens=1, **HIDDEN)
     while (plan := pooled.plan()) is not None:
@@ -173,14 +173,14 @@ def test_a_plan_has_no_more_results_than_its_answer_has_room_for() -> None:
 )
 def test_what_contradicts_itself_is_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(RequestRejected, match=reason):
-        rig().add("a", [1, 2], **({"max_tokens": 1} | fields))
+        run().add("a", [1, 2], **({"max_tokens": 1} | fields))
 
 
 # --- tasks ---
 
 
 def test_a_sequence_goes_only_where_its_task_is_taken() -> None:
-    pooled = rig(limits(), limits(tasks=("embed",)), limits(tasks=("score", "embed")))
+    pooled = run(limits(), limits(tasks=("embed",)), limits(tasks=("score", "embed")))
     for i in range(6):
         pooled.add(f"g{i}", prompt(6, i), max_tokens=3)
         pooled.add(f"e{i}", prompt(6, i), max_tokens=1, **HIDDEN)
@@ -190,7 +190,7 @@ def test_a_sequence_goes_only_where_its_task_is_taken() -> None:
     assert not any(plan.sample_rows for plan in [*pooled.plans[2], *pooled.plans[3]])
 
 
-def refused(pooled: Rig, task: str, now: float, **fields: Any) -> str:
+def refused(pooled: Scheduling, task: str, now: float, **fields: Any) -> str:
     """The code of a refusal for want of an executor, which says how to start one."""
     with pytest.raises(RequestRejected, match=rf"no executor takes the task '{task}'.* --task {task}") as refusal:
         pooled.add(f"{task} at {now}", [1, 2], now=now, **fields)
@@ -199,13 +199,13 @@ def refused(pooled: Rig, task: str, now: float, **fields: Any) -> str:
 
 def test_a_task_that_no_executor_ever_took_is_refused_by_its_name() -> None:
     """For good once the first executor has been there for a minute: until then, one of that task may come."""
-    pooled = rig(limits(tasks=("embed",)))
+    pooled = run(limits(tasks=("embed",)))
     scored = LOGITS | {"max_tokens": 1}
     assert refused(pooled, "score", 0.0, **scored) == refused(pooled, "score", 59.9, **scored) == "no_executor"
     assert (
         refused(pooled, "score", 60.0, **scored) == refused(pooled, "generate", 60.0, max_tokens=5) == "task_not_served"
     )
-    empty = Rig()
+    empty = Scheduling()
     empty.lose(1)
     assert refused(empty, "embed", 0.0, max_tokens=1, **HIDDEN) == "no_executor"
 
@@ -226,7 +226,7 @@ def test_a_task_that_an_executor_took_in_an_earlier_life_may_come_again() -> Non
 
 
 def test_what_generates_waits_for_a_model_that_loads_longer_than_the_embedder_beside_it() -> None:
-    both = rig(limits(tasks=("embed",)), pool_grace_s=6.0)
+    both = run(limits(tasks=("embed",)), pool_grace_s=6.0)
     (early,) = both.add("early", [1, 2], max_tokens=5, now=5.9)
     both.join(limits(), now=11.0)
     assert done(both.scheduler.expire(100.0)) == []
@@ -237,7 +237,7 @@ def test_what_generates_waits_for_a_model_that_loads_longer_than_the_embedder_be
 @pytest.mark.parametrize("asked", [{}, {"constraints": m.Constraints(grammar="a grammar")}], ids=["plain", "grammar"])
 def test_what_generates_does_not_wait_for_ever_beside_embedders(asked: dict[str, Any]) -> None:
     service = Service()
-    service.say(submit("a", asked))
+    service.say(wanted("a", asked))
     for second in range(160):
         if second == 100:
             service.join("one", tasks=("embed",))
@@ -265,7 +265,7 @@ def test_what_was_accepted_in_an_earlier_life_waits_for_its_executors_beside_oth
 
 
 def test_a_full_queue_of_a_task_refuses_no_other_task() -> None:
-    pooled = rig(limits(), limits(tasks=("embed",)), max_waiting=3)
+    pooled = run(limits(), limits(tasks=("embed",)), max_waiting=3)
     pooled.lose(2)
     for i in range(3):
         pooled.add(f"e{i}", [1, 2], max_tokens=1, **HIDDEN)
@@ -283,7 +283,7 @@ def test_a_full_queue_of_a_task_refuses_no_other_task() -> None:
 def test_pooled_sequences_go_to_the_newest_model_and_to_others_only_without_it() -> None:
     """Two models' results cannot be compared, and an answer with both would fail."""
     embed = limits(tasks=("embed",))
-    pooled = rig(embed)
+    pooled = run(embed)
     new = pooled.join(embed, "b", model="new")
     old = pooled.join(embed, "c")  # one more of the old model is not newer
     inputs = [pooled.add(str(i), prompt(9, i), max_tokens=1, **HIDDEN)[0] for i in range(20)]
@@ -299,7 +299,7 @@ def test_pooled_sequences_go_to_the_newest_model_and_to_others_only_without_it()
 
 def test_a_sequence_whose_vocabulary_is_gone_is_told_so() -> None:
     """Embedders of one tokenizer may have vocabularies of several sizes."""
-    pooled = rig(limits(tasks=("embed",), vocab_size=900), limits(tasks=("embed",)), pool_grace_s=6.0)
+    pooled = run(limits(tasks=("embed",), vocab_size=900), limits(tasks=("embed",)), pool_grace_s=6.0)
     (sequence,) = pooled.add("a", [1, 950], max_tokens=1, **HIDDEN)
     pooled.lose(2)
     (end,) = done(pooled.scheduler.expire(6.0))
@@ -309,7 +309,7 @@ def test_a_sequence_whose_vocabulary_is_gone_is_told_so() -> None:
 
 def test_lengths_and_graces_are_those_of_the_task() -> None:
     small = limits(num_blocks=4, max_model_len=16, tasks=("embed",))
-    pooled = rig(limits(), small, limits(num_blocks=8, max_model_len=32, tasks=("embed",)), pool_grace_s=6.0)
+    pooled = run(limits(), small, limits(num_blocks=8, max_model_len=32, tasks=("embed",)), pool_grace_s=6.0)
     assert [pooled.scheduler.largest(0.0, task) for task in EVERY] == [256, 32, 0]
     (long,) = pooled.add("long", prompt(30), max_tokens=1, **HIDDEN)
     with pytest.raises(RequestRejected, match="the limit is 32"):
@@ -372,8 +372,8 @@ def test_a_task_with_a_model_of_its_own_has_its_vocabulary() -> None:
     service.join("three", tokenizer=own.tokenizer, vocab_size=500, tasks=("embed", "score"))
     (_, rejection) = service.to_executors[-1]
     assert rejection == m.Reject(reason="vocab_size is 500, that of the model that is served for 'score' is 1000")
-    service.say(submit("a", is_resumable=True))
-    service.say(submit("b", LOGITS, is_resumable=True))
+    service.say(wanted("a", is_resumable=True))
+    service.say(wanted("b", LOGITS, is_resumable=True))
     rows = [service.write()]
     again, _ = restart(rows, vocabulary=served, pooling_vocabularies={"embed": Vocabulary(500, "c" * 8)})
     (line,) = again.events("requests ended: their tokenizer is gone")
@@ -383,14 +383,13 @@ def test_a_task_with_a_model_of_its_own_has_its_vocabulary() -> None:
 # --- what frontends are told ---
 
 
-def submit(name: str, asked: dict[str, Any] = HIDDEN, **fields: Any) -> m.Submit:
-    params = m.SamplingParams(max_tokens=1, **asked)
-    return m.Submit(request_id=name, prompt=array("i", PROMPT).tobytes(), params=params, **fields)
+def wanted(name: str, asked: dict[str, Any] = HIDDEN, **fields: Any) -> m.Submit:
+    return submit(name, max_tokens=1, **asked, **fields)
 
 
 def result(asked: dict[str, Any] = HIDDEN) -> tuple[bytes, str]:
     """With the model that computes it."""
-    pooled = expected_pooled(PROMPT, m.SamplingParams(max_tokens=1, **asked), LIMITS.hidden_size)
+    pooled = expected_pooled([*PROMPT], m.SamplingParams(max_tokens=1, **asked), LIMITS.hidden_size)
     return pooled, "f00d/float32"
 
 
@@ -421,7 +420,7 @@ def test_one_delta_has_the_result_and_the_end(stream: bool) -> None:
     service = Service()
     service.join("one", tasks=EVERY)
     for name, asked in (("a", HIDDEN), ("b", LOGITS)):
-        service.say(submit(name, asked, stream=stream))
+        service.say(wanted(name, asked, stream=stream))
     service.turn()
     assert service.pooled == {(b"web", "a", 0): result(), (b"web", "b", 0): result(LOGITS)}
     assert set(service.endings.values()) == {"stop"}
@@ -432,7 +431,7 @@ def test_one_delta_has_the_result_and_the_end(stream: bool) -> None:
 def test_a_client_that_comes_back_finds_its_result() -> None:
     service = Service()
     service.join("one", tasks=EVERY)
-    service.say(submit("a", is_resumable=True))
+    service.say(wanted("a", is_resumable=True))
     service.do(service.core.frontend_gone(b"web", service.now))
     service.turn()
     service.say(m.Attach(request_id="a"), b"other")
@@ -445,8 +444,8 @@ def test_large_results_come_in_several_messages() -> None:
     hidden_size = 2**15
     service.do(service.core.from_executor(b"big", hello("big", hidden_size=hidden_size, tasks=EVERY), 0.0))
     for i in range(64):
-        service.say(submit(str(i)))
-    num_messages = 0
+        service.say(wanted(str(i)))
+    messages = []
     while actions := done(service.core.plans(service.now)):
         for plan in (action.message for action in actions):
             zeros = bytes(hidden_size * len(plan.pooled_rows))
@@ -455,17 +454,16 @@ def test_large_results_come_in_several_messages() -> None:
     while (message := service.core.next_output(b"web")) is not None:
         assert sum(len(delta.pooled) for delta in message.deltas) <= 4 * 2**20
         service.core.output_sent(b"web")
-        num_messages += 1
-        service._told(b"web", message)
-    assert (num_messages, len(service.pooled)) == (2, 64)
+        messages.append(message)
+    assert [len(message.deltas) for message in messages] == [32, 32]
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_after_a_restart_a_result_is_computed_again_for_a_client_that_may_come_back(has_ended: bool) -> None:
     service = Service(JournalState.OK)
     service.join("one", tasks=EVERY)
-    service.say(submit("a", is_resumable=True))
-    service.say(submit("b"))
+    service.say(wanted("a", is_resumable=True))
+    service.say(wanted("b"))
     rows = [service.write()]
     if has_ended:
         service.turn()

@@ -1,7 +1,6 @@
 """Executors that promise more than any machine has: the core's books cost what is used, not what is claimed."""
 
 import tracemalloc
-from array import array
 
 import msgspec
 import numpy as np
@@ -18,6 +17,7 @@ from scheduler_svc.core.fleet.hello_check import MAX_BLOCKS, MAX_LANES
 from scheduler_svc.core.observability.timeline import Timeline
 from tests.support.chores import done
 from tests.support.hello import hello
+from tests.support.submits import submit
 
 FRONT = b"frontend"
 CLAIMS = {
@@ -42,16 +42,8 @@ def joins(core, name, **claims):
     return isinstance(answer, m.Welcome), answer
 
 
-def submit(core, number, prompt, max_tokens=4):
-    core.from_frontend(
-        FRONT,
-        m.Submit(
-            request_id=f"r-{number}",
-            prompt=array("i", prompt).tobytes(),
-            params=m.SamplingParams(max_tokens=max_tokens),
-        ),
-        1000.0,
-    )
+def ask(core, number, prompt, max_tokens=4):
+    core.from_frontend(FRONT, submit(f"r-{number}", prompt, max_tokens=max_tokens), 1000.0)
 
 
 def test_what_is_claimed_costs_nothing(core):
@@ -71,7 +63,7 @@ def test_books_grow_with_what_is_used(core):
     assert joins(core, "one", **CLAIMS)[0]
     [executor] = core.scheduler.sequences.executors.values()
     for number in range(3 * INITIAL_LANES):
-        submit(core, number, [(number + i) % 900 for i in range(40)])
+        ask(core, number, [(number + i) % 900 for i in range(40)])
     assert done(core.plans(1000.1))
     running = executor.running
     assert len(running) == 3 * INITIAL_LANES
@@ -87,7 +79,7 @@ def test_lanes_that_were_not_written_to_are_not_copied(core):
     """As books grow, memory that is only claimed would be taken from the system."""
     assert joins(core, "one", **CLAIMS)[0]
     [executor] = core.scheduler.sequences.executors.values()
-    submit(core, 0, range(40), max_tokens=2**15 - 40)
+    ask(core, 0, range(40), max_tokens=2**15 - 40)
     assert done(core.plans(1000.1))
     lanes = executor.running.lanes
     lanes.tokens[:, 40:] = 7
@@ -116,13 +108,14 @@ def test_a_fleet_has_so_many_members_and_one_more_harms_none_of_them(core):
     ids=["failed", "leaving"],
 )
 def test_one_that_comes_and_goes_joins_no_oftener_than_it_may(core, farewell):
-    first_epoch = core.fleet._next_epoch
-    logged = []
+    epochs, logged = [], []
     for turn in range(100):
         actions = core.from_executor(b"restless", hello("restless"), 1000.0 + turn / 100)
-        actions += core.from_executor(b"restless", farewell(core.fleet._next_epoch - 1), 1000.0 + turn / 100)
+        sent = [action.message for action in actions if isinstance(action, SendToExecutor)]
+        epochs += [message.epoch for message in sent if isinstance(message, m.Welcome)]
+        actions += core.from_executor(b"restless", farewell(epochs[-1]), 1000.0 + turn / 100)
         logged += [len(str(action.facts)) for action in actions if isinstance(action, WriteLog)]
-    assert core.fleet._next_epoch - first_epoch == 2
+    assert len(epochs) == 2
     assert len(logged) <= 6
     assert max(logged) < 1000
 
@@ -130,12 +123,11 @@ def test_one_that_comes_and_goes_joins_no_oftener_than_it_may(core, farewell):
 @pytest.mark.parametrize("field", ["num_blocks", "max_num_seqs", "block_size"])
 def test_one_that_is_refused_leaves_nothing(core, field):
     assert joins(core, "member")[0]
-    before = core.fleet._next_epoch, len(core.scheduler.sequences.executors)
     for i in range(50):
         welcome, answer = joins(core, f"absurd {i}", **{field: 2**31 - 1})
         assert not welcome
         assert "the limit is" in answer.reason
-    assert (core.fleet._next_epoch, len(core.scheduler.sequences.executors)) == before
+    assert len(core.fleet) == len(core.scheduler.executors) == 1
 
 
 @pytest.mark.parametrize(

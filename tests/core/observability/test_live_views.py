@@ -277,10 +277,8 @@ def test_a_frontend_that_is_gone_is_told_nothing():
 def test_who_has_a_block_can_be_asked():
     service = Service()
     service.join("one")
-    prompt = np.arange(5, 17, dtype="<i4").tobytes()  # three blocks, of which the second request shares what is full
-    for name in ("a", "b"):
-        params = m.SamplingParams(max_tokens=9)
-        service.say(m.Submit(request_id=name, prompt=prompt, params=params, client="1", client_name="c"))
+    for name in ("a", "b"):  # three blocks, of which the second request shares what is full
+        service.submit(name, prompt=range(5, 17), max_tokens=9, client="1", client_name="c")
         service.turn(num_answers=2)
     first = service.say(m.BlockQuery(query_id=4, epoch=1, block=0))
     assert first.query_id == 4

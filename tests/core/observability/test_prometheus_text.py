@@ -15,7 +15,8 @@ from scheduler_svc.core.observability.vllm_names import ALIASES
 from scheduler_svc.core.requests.group_commit import JournalState
 from tests.support.chores import done
 from tests.support.effort import examples
-from tests.support.service import PROMPT, Service, restart, undisturbed
+from tests.support.service import Service, restart, undisturbed
+from tests.support.submits import PROMPT
 
 STEP_S = 0.25  # a power of two, so that sums are exact
 

@@ -1,16 +1,19 @@
 """The life of a sequence, as it can be asked for: queue, cache, chunks of its prompt, preemption, moves, end."""
 
-import numpy as np
+from array import array
+
 import pytest
 
 from common import messages as m
-from scheduler_svc.core.observability import sequence_lives
+from scheduler_svc.core.observability.sequence_lives import MAX_MARKS, SequenceLives
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.stats import Move
+from scheduler_svc.core.sequence import new_sequences
+from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.chores import done
 from tests.support.service import Service, restart
-
-PROMPT = np.arange(5, 105, dtype="<i4").tobytes()
+from tests.support.submits import PROMPT, submit
 
 
 def life(service: Service, name: str = "a") -> list[m.SequenceLife]:
@@ -48,7 +51,7 @@ def test_a_long_prompt_has_its_chunks_and_a_second_one_its_hits():
     service = Service()
     service.join("one")
     for name in ("a", "b"):
-        service.say(m.Submit(request_id=name, prompt=PROMPT, params=m.SamplingParams(max_tokens=3)))
+        service.submit(name, prompt=range(5, 105), max_tokens=3)
         service.turn()
     (first,), (second,) = life(service, "a"), life(service, "b")
     assert [mark.tokens for mark in first.marks if mark.what == "prefill"] == [64, 36]
@@ -129,36 +132,40 @@ def test_a_token_on_its_way_to_a_sequence_that_waits_again_does_not_resume_it():
     assert whats[6:] == ["prefill", "preempted", "admitted", "prefill", "resumed", "ended"]
 
 
-def test_what_has_ended_keeps_no_tokens(monkeypatch):
-    monkeypatch.setattr(sequence_lives, "MAX_ENDED_SEQUENCES", 10)
-    service = Service()
-    for i in range(6):
-        service.submit(f"r{i}", n=4)
-        service.say(m.Cancel(request_id=f"r{i}"))
-    assert [len(life(service, f"r{i}")) for i in range(6)] == [0, 0, 0, 0, 4, 4]
-    lives = service.core._counters.lives
-    assert all(life.sequence is None for lives in lives._ended.values() for life in lives)
-    assert not lives._lives
+def begun(lives, request_id, n=1):
+    """The sequences of a request that begins."""
+    sequences = new_sequences(submit(request_id, n=n), array("i", PROMPT), 7, 0, None)
+    lives.begun(sequences, 0.0, is_restored=False)
+    return sequences
 
 
-def test_lives_are_bounded(monkeypatch):
-    monkeypatch.setattr(sequence_lives, "MAX_ENDED", 3)
-    service = Service()
-    service.join("one")
-    for i in range(6):
-        service.submit(f"r{i}")
-        service.turn()
-    assert [bool(life(service, f"r{i}")) for i in range(6)] == [False] * 3 + [True] * 3
-    assert life(service, "unknown") == []
-    for epoch in range(2, 90):  # it is moved again and again
-        if epoch == 2:
-            service.submit("long", max_tokens=150)
-        service.turn(num_answers=1)
-        service.lose("one")
-        service.now += 1.0
-        service.join("one")
-    (told,) = life(service, "long")
-    assert len(told.marks) == sequence_lives.MAX_MARKS
-    assert told.num_left_out > 0
-    assert told.marks[0].what == "queued"
-    assert [mark.at for mark in told.marks] == sorted(mark.at for mark in told.marks)
+def is_running(sequence):
+    pytest.fail("it has ended, and its tokens are still there")
+
+
+@pytest.mark.parametrize(("limits", "n", "num_kept"), [({"max_sequences": 10}, 4, 2), ({"max_requests": 3}, 1, 3)])
+def test_so_many_that_have_ended_are_remembered_without_their_tokens(limits, n, num_kept):
+    lives, names = SequenceLives(**limits), [f"r{i}" for i in range(6)]
+    for name in names:
+        for sequence in begun(lives, name, n):
+            lives.ended(SequenceEnd(sequence, "cancelled"), 1.0)
+    assert [len(lives.of(name, is_running)) for name in names] == [0] * (6 - num_kept) + [n] * num_kept
+
+
+def test_a_life_has_its_beginning_and_the_last_that_happened():
+    lives = SequenceLives()
+    lives.executor_joined(1, "one")
+    (sequence,) = begun(lives, "a")
+    for i in range(200):  # it is moved again and again
+        lives.moved([Move("preempted", sequence, 1)], float(i))
+    (told,) = lives.of("a", lambda sequence: 0)
+    assert len(told.marks) == MAX_MARKS
+    assert told.num_left_out == 201 - MAX_MARKS
+    assert [mark.what for mark in told.marks[:2]] == ["queued", "preempted"]
+    times = [mark.at for mark in told.marks]
+    assert times == sorted(times)
+    assert times[-1] == 199.0
+
+
+def test_what_is_not_known_has_no_life():
+    assert life(Service(), "unknown") == []

@@ -7,7 +7,8 @@ import pytest
 from common import messages as m
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalState
 from scheduler_svc.core.requests.outbox import Outbox
-from tests.support.service import PROMPT, Service
+from tests.support.service import Service
+from tests.support.submits import PROMPT
 
 
 def accepted(service, peer=b"web"):

@@ -19,7 +19,6 @@ from scheduler_svc.core.requests.group_commit import (
 )
 from scheduler_svc.core.requests.journal_records import encode
 from scheduler_svc.core.requests.journal_replay import read_batches
-from scheduler_svc.core.requests.retention import RETAIN_S
 from tests.support.disk import Disk, end_record, request_record, step_record
 from tests.support.service import Service
 
@@ -211,7 +210,7 @@ def test_a_piece_that_fails_begins_the_journal_anew_from_the_first(fails_at):
 
 def test_who_is_let_go_before_its_piece_is_not_written():
     """Else it would never be forgotten."""
-    service = Service(JournalState.OK, first_batch=7)
+    service = Service(JournalState.OK, first_batch=7, max_retained=0)
     service.core.requests.group_commit.max_requests = 1
     for name in "abcd":
         service.submit(name)
@@ -220,8 +219,6 @@ def test_who_is_let_go_before_its_piece_is_not_written():
         service.say(m.Cancel(request_id=name))
     service.now = RETRY_AFTER_S + 1.0
     rows = [service.core.next_batch(service.now)]
-    for whole in service.core.requests.table._retention._over.values():
-        whole.ended_at = -RETAIN_S
     service.wait(0.1)
     while not rows[-1].completes:
         service.do(service.core.batch_written(BatchSaved(rows[-1].number), service.now))

@@ -117,15 +117,7 @@ def left(path):
     clocks = replace(read_clocks(), wall_s=NOW.wall_s)
     with running_core(path.parent, journal=Journal(path, clocks=lambda: clocks)) as core:
         front = core.frontend()
-        front.send(
-            m.Submit(
-                request_id="a",
-                prompt=b"\1\0\0\0",
-                params=m.SamplingParams(max_tokens=5),
-                timeout_s=30.0,
-                is_resumable=True,
-            )
-        )
+        front.submit("a", [1], max_tokens=5, timeout_s=30.0, is_resumable=True)
         front.send(m.Attach(request_id="a"))
         assert front.receive(m.Attached).found
         front.close()

@@ -3,78 +3,23 @@
 A token's log-probabilities come with it.
 """
 
-import random
 from array import array
 
-import numpy as np
 import pytest
 
 from common import messages as m
 from common.errors import RequestRejected
-from common.wire import int32_array
-from scheduler_svc.core.requests import outbox as outbox_module
 from scheduler_svc.core.requests.journal_records import Ending, Progress
-from scheduler_svc.core.requests.outbox import MAX_ANSWERS, Outbox
+from scheduler_svc.core.requests.outbox import MAX_ANSWERS, ONE_MESSAGE, MessageLimits, Outbox
 from scheduler_svc.core.requests.token_stream import PromptRun
-from scheduler_svc.core.sequence import new_sequences
-from scheduler_svc.core.step_output import PromptLogprobs, SequenceEnd, StepLogprobs, StepOutput
-
-
-def request(request_id, n=1, *, stream=True, logprobs=0, prompt_logprobs=0, num_prompt=3):
-    """A Submit and its sequences."""
-    prompt = array("i", range(1, num_prompt + 1)).tobytes()
-    params = m.SamplingParams(max_tokens=99, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-    submit = m.Submit(request_id=request_id, prompt=prompt, params=params, n=n, stream=stream)
-    return submit, new_sequences(submit, int32_array("prompt", prompt), 1, 0, None)
-
-
-def drain(outbox, peer):
-    """All that waits for a peer."""
-    messages = []
-    while (message := outbox.peek(peer)) is not None:
-        assert outbox.peek(peer) == message, "it stays until it is sent"
-        messages.append(message)
-        outbox.sent(peer)
-    return messages
+from scheduler_svc.core.step_output import SequenceEnd
+from tests.core.requests.outputs import came_with, drain, output, prompt_columns, prompt_step, request
 
 
 def take(outbox, peer):
     """The deltas that wait for a peer, as (request, index, tokens, finish_reason)."""
     deltas = [delta for outputs in drain(outbox, peer) for delta in outputs.deltas]
     return [(d.request_id, d.index, array("i", d.token_ids).tolist(), d.finish_reason) for d in deltas]
-
-
-def came_with(sequence, tokens):
-    """What the columns of log-probabilities say of these tokens of a sequence; of each token something else."""
-    ids, values = b"", b""
-    for token in tokens:
-        rng = random.Random(f"{sequence.request_id} {sequence.index} {token}")
-        ids += rng.randbytes(4 * sequence.params.logprobs)
-        values += rng.randbytes(4 * sequence.params.logprobs)
-    return ids, values
-
-
-def prompt_columns(sequence):
-    """Log-probabilities of all its prompt."""
-    rng, num_bytes = random.Random(sequence.request_id), 4 * sequence.num_prompt_logprobs * (sequence.num_prompt - 1)
-    return rng.randbytes(num_bytes), rng.randbytes(num_bytes)
-
-
-def prompt_step(sequence, first, end):
-    """A step that gives the log-probabilities at these positions of a sequence's prompt."""
-    width = 4 * sequence.num_prompt_logprobs
-    ids, values = (column[first * width : end * width] for column in prompt_columns(sequence))
-    return StepOutput(model="m", prompt_logprobs=[PromptLogprobs(sequence, first, ids, values)])
-
-
-def output(sequences, tokens, ends=(), model="m"):
-    """A step; tokens of requests that asked for log-probabilities come with some."""
-    counts = np.array([sequence.params.logprobs for sequence in sequences], np.int32)
-    came = [came_with(sequence, [token]) for sequence, token in zip(sequences, tokens, strict=True)]
-    ids, values = (b"".join(column) for column in zip(*came, strict=True))
-    logprobs = StepLogprobs(counts, np.frombuffer(ids, np.int32), np.frombuffer(values, np.float32))
-    ended = [SequenceEnd(s, "length") for s in ends]
-    return StepOutput(sequences, tokens, [], ended, model, logprobs=logprobs if counts.any() else None)
 
 
 def test_a_slow_reader_finds_several_tokens_in_one_delta():
@@ -198,10 +143,8 @@ def test_who_asks_and_asks_and_takes_no_answer_gets_no_more_than_so_many():
 
 
 @pytest.mark.parametrize("logprobs", [0, 1, 21])
-def test_no_message_has_more_than_it_may_and_none_is_left_out(monkeypatch, logprobs):
-    monkeypatch.setattr(outbox_module, "MAX_TOKEN_BYTES_A_MESSAGE", 10 * (4 + 8 * logprobs) + 3)
-    monkeypatch.setattr(outbox_module, "MAX_STREAMS_A_MESSAGE", 3)
-    outbox, told, ended = Outbox(), {}, []
+def test_no_message_has_more_than_it_may_and_none_is_left_out(logprobs):
+    outbox, told, ended = Outbox(MessageLimits(10 * (4 + 8 * logprobs) + 3, streams=3)), {}, []
     submit, sequences = request("r", 5, stream=False, logprobs=logprobs)
     outbox.open(b"a", submit, sequences)
     for token in range(17):
@@ -222,8 +165,9 @@ def test_no_message_has_more_than_it_may_and_none_is_left_out(monkeypatch, logpr
     assert sorted(ended) == list(range(5))
     assert all([token for token, _ in tokens] == list(range(18)) for tokens in told.values())
     assert all({model for _, model in tokens} <= {"one", "two", ""} for tokens in told.values())
-    assert not outbox._streams
-    assert not outbox._queues
+    assert outbox.peers() == []
+    outbox.end(SequenceEnd(sequences[0], "length"))
+    assert outbox.peers() == [], "its streams are forgotten"
 
 
 @pytest.mark.parametrize("how", ["streams", "held", "attached"])
@@ -242,7 +186,7 @@ def test_log_probabilities_of_a_long_prompt_come_in_several_messages_before_the_
     messages = drain(outbox, b"p")
     sizes = [sum(len(d.prompt_logprob_ids) + len(d.prompt_logprobs) for d in each.deltas) for each in messages]
     assert len(sizes) == 2
-    assert max(sizes) <= outbox_module.MAX_TOKEN_BYTES_A_MESSAGE
+    assert max(sizes) <= ONE_MESSAGE.token_bytes
     *prompt, last = [delta for each in messages for delta in each.deltas]
     ids, values = (
         b"".join(column) for column in zip(*((d.prompt_logprob_ids, d.prompt_logprobs) for d in prompt), strict=True)
@@ -269,9 +213,9 @@ def test_the_first_token_names_the_model_although_log_probabilities_of_the_promp
 
 
 @pytest.mark.parametrize("num_bytes", [8 * 3, 100, 8 * 3 * 7, 1000])
-def test_log_probabilities_of_a_prompt_that_come_when_some_are_told_come_behind_those(monkeypatch, num_bytes):
-    monkeypatch.setattr(outbox_module, "MAX_TOKEN_BYTES_A_MESSAGE", num_bytes)
-    outbox, (submit, (sequence,)) = Outbox(), request("a", prompt_logprobs=3, num_prompt=61)
+def test_log_probabilities_of_a_prompt_that_come_when_some_are_told_come_behind_those(num_bytes):
+    outbox = Outbox(MessageLimits(num_bytes))
+    submit, (sequence,) = request("a", prompt_logprobs=3, num_prompt=61)
     outbox.open(b"p", submit, [sequence])
     deltas = []
     for first in range(0, 60, 5):

@@ -2,7 +2,6 @@
 
 from array import array
 from dataclasses import dataclass, field
-from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,12 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.core.requests import outbox as outbox_module
 from scheduler_svc.core.requests.journal_records import Ending, Progress
-from scheduler_svc.core.requests.outbox import Outbox
+from scheduler_svc.core.requests.outbox import MessageLimits, Outbox
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
-from tests.core.requests.test_outbox import came_with, drain, output, prompt_columns, prompt_step, request
+from tests.core.requests.outputs import came_with, drain, output, prompt_columns, prompt_step, request
 from tests.support.effort import examples
 
 PEERS = (b"p", b"q")
@@ -103,7 +101,6 @@ class OutboxMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.outbox = Outbox()
         self.stories = {}
         self.refused = []  # (peer, request) whose refusal was not told yet
         self.accepted = {peer: [] for peer in PEERS}  # requests of which that was not told yet
@@ -112,9 +109,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def limit(self, max_bytes):
         """So low that most readers need several messages."""
         self.logprobs = LIMITS[max_bytes]
-        few = {"MAX_TOKEN_BYTES_A_MESSAGE": max_bytes, "MAX_STREAMS_A_MESSAGE": 2, "MAX_ACCEPTED_A_MESSAGE": 2}
-        self._limits = mock.patch.multiple(outbox_module, **few)
-        self._limits.start()
+        self.outbox = Outbox(MessageLimits(max_bytes, streams=2, accepted=2))
 
     def going(self):
         return [(story, s) for story in self.stories.values() for s in story.sequences if s.index not in story.ended]
@@ -251,7 +246,6 @@ class OutboxMachine(RuleBasedStateMachine):
         assert sorted(self.outbox.peers()) == sorted(waiting)
 
     def teardown(self):
-        self._limits.stop()
         for peer in PEERS:
             self.send(peer)
         assert not self.refused

@@ -1,13 +1,13 @@
 """Requests that no client can come back for wait for no disk, and take no room from those of others."""
 
 import shutil
+import time
 from array import array
 
 import pytest
 
 from common import messages as m
 from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.requests import retention
 from scheduler_svc.core.requests.group_commit import BatchFailed, BatchSaved, JournalState
 from scheduler_svc.core.requests.journal_replay import read_batches
 from scheduler_svc.core.requests.retention import RETAIN_S
@@ -15,13 +15,8 @@ from scheduler_svc.server.core_process import CoreProcess
 from scheduler_svc.server.journal import Journal
 from tests.server.journals.write import FOLDER
 from tests.support.chores import tick
-from tests.support.service import PROMPT, Service, undisturbed
-
-
-def request(request_id, *, is_resumable, n=1, stream=True, **params):
-    params = m.SamplingParams(**({"max_tokens": 6} | params))
-    prompt = array("i", PROMPT).tobytes()
-    return m.Submit(request_id=request_id, prompt=prompt, params=params, n=n, stream=stream, is_resumable=is_resumable)
+from tests.support.service import Service, undisturbed
+from tests.support.submits import submit
 
 
 def told(service, name):
@@ -57,14 +52,10 @@ def test_of_one_step_plain_tokens_are_told_at_once_and_the_others_when_they_are_
     alone.join("one")
     service = Service(JournalState.OK)
     service.join("one")
-    submits = [
-        request("plain", is_resumable=False, n=2, **plain),
-        request("kept", is_resumable=True, n=2, **kept),
-        request("another", is_resumable=False, max_tokens=3),
-    ]
-    for submit in submits:
-        service.say(submit)
-        alone.say(submit)
+    for each in (service, alone):
+        each.submit("plain", is_resumable=False, n=2, **plain)
+        each.submit("kept", n=2, **kept)
+        each.submit("another", is_resumable=False, max_tokens=3)
     alone.turn()
     rows = [service.write()]
     service.turn()
@@ -87,9 +78,9 @@ def test_of_one_step_plain_tokens_are_told_at_once_and_the_others_when_they_are_
 def test_while_the_journal_does_not_work_both_are_told_at_once():
     service = Service(JournalState.OK)
     service.join("one")
-    service.say(request("kept", is_resumable=True))
+    service.submit("kept")
     service.do(service.core.batch_written(BatchFailed(service.core.next_batch(0.0).number, "full"), 0.0))
-    service.say(request("plain", is_resumable=False))
+    service.submit("plain", is_resumable=False)
     service.turn()
     assert service.tokens == {(b"web", name, 0): undisturbed() for name in ("plain", "kept")}
 
@@ -115,21 +106,7 @@ def test_a_plain_request_that_has_ended_is_gone(journal):
     service.submit("a", is_resumable=False)
     service.turn()
     assert service.tokens[b"web", "a", 0] == undisturbed(), "its id is free"
-    assert len(service.core.requests.table._retention) == 0
-
-
-def test_plain_requests_push_nobody_out(monkeypatch):
-    monkeypatch.setattr(retention, "MAX_RETAINED", 2)
-    service = Service()
-    service.join("one")
-    service.submit("kept", max_tokens=1)
-    for i in range(10):
-        service.submit(f"p{i}", max_tokens=1, is_resumable=False)
-    service.turn()
-    service.wait(1.0)
-    assert service.say(m.Attach(request_id="kept")).found
-    service.wait(RETAIN_S)
-    assert not service.say(m.Attach(request_id="kept")).found
+    assert service.core.requests.table.all() == []
 
 
 def test_limits_count_plain_requests():
@@ -144,8 +121,8 @@ def life(path, names):
     """A life of the scheduler that accepts these requests. Returns the arrivals of its sequences."""
     core = CoreProcess("tcp://127.0.0.1:0", f"ipc://{path.parent}/core", CoreConfig(""), Journal(path))
     for name in names:
-        submit = request(name, is_resumable=name.startswith("kept"), n=3)
-        core.core.from_frontend(b"F", submit, core._event_loop._clock())
+        asked = submit(name, is_resumable=name.startswith("kept"), n=3)
+        core.core.from_frontend(b"F", asked, time.monotonic())
     arrivals = {(s.request_id, s.index): s.arrival for s in core.core.scheduler}
     core.close()
     return arrivals

@@ -1,19 +1,17 @@
 """Whose requests are open, which wait for their client, and how long those that have ended are kept."""
 
-from array import array
-
 import pytest
 
 from common import messages as m
 from common.errors import RequestRejected
 from common.wire import int32_array
-from scheduler_svc.core.requests import retention
 from scheduler_svc.core.requests.journal_records import Ending, Progress
 from scheduler_svc.core.requests.request_table import Request, RequestTable
-from scheduler_svc.core.requests.retention import RETAIN_S
+from scheduler_svc.core.requests.retention import RETAIN_S, Retention
 from scheduler_svc.core.sequence import Generated, new_sequences
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.chores import done
+from tests.support.submits import submit
 
 
 @pytest.fixture
@@ -21,23 +19,8 @@ def requests():
     return RequestTable()
 
 
-def submit(request_id, *, n=1, client="", client_name="", num_prompt=3, client_limit=0, constraints=None):
-    prompt = array("i", range(num_prompt)).tobytes()
-    params = m.SamplingParams(max_tokens=9, constraints=constraints)
-    return m.Submit(
-        request_id=request_id,
-        prompt=prompt,
-        params=params,
-        n=n,
-        client=client,
-        client_name=client_name,
-        client_limit=client_limit,
-        is_resumable=True,
-    )
-
-
-def add(requests, request_id, *, peer=b"p", now=0.0, endings=(), is_unclaimed=False, **fields):
-    new = submit(request_id, **fields)
+def add(requests, request_id, *, peer=b"p", now=0.0, endings=(), is_unclaimed=False, num_prompt=3, **fields):
+    new = submit(request_id, range(num_prompt), **({"is_resumable": True} | fields))
     sequences = new_sequences(new, int32_array("prompt", new.prompt), 1, 0, None)
     request = Request(new, sequences, now, peer, is_unclaimed, endings=[*endings])
     requests.add(request, now)
@@ -209,8 +192,8 @@ def test_prompts_that_the_journal_brought_back_belong_together_as_before(request
     assert done(requests.let_go(1e6 + RETAIN_S)) == ["r-0", "r-1"]
 
 
-def test_the_tokens_of_what_is_retained_are_counted(requests, monkeypatch):
-    monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 4000)
+def test_the_tokens_of_what_is_retained_are_counted():
+    requests = RequestTable(Retention(max_bytes=4000))
     for name in "abc":
         end(requests, add(requests, name, num_prompt=200))  # kept twice: in the Submit and in the sequence
     assert done(requests.let_go(0.0)) == ["a"]
@@ -220,9 +203,9 @@ def test_the_tokens_of_what_is_retained_are_counted(requests, monkeypatch):
     assert done(requests.let_go(0.0)) == [], "what was let go does not count any more"
 
 
-def test_the_log_probabilities_of_what_is_retained_are_counted(requests, monkeypatch):
+def test_the_log_probabilities_of_what_is_retained_are_counted():
     """Five tokens with those of 21 take as much as 215."""
-    monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 2000)
+    requests = RequestTable(Retention(max_bytes=2000))
     for name in "abc":
         request = add(requests, name, num_prompt=1)
         for sequence in request.sequences:
@@ -233,8 +216,8 @@ def test_the_log_probabilities_of_what_is_retained_are_counted(requests, monkeyp
     assert done(requests.let_go(0.0)) == ["a"]
 
 
-def test_the_log_probabilities_of_prompts_of_what_is_retained_are_counted(requests, monkeypatch):
-    monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 2000)
+def test_the_log_probabilities_of_prompts_of_what_is_retained_are_counted():
+    requests = RequestTable(Retention(max_bytes=2000))
     for name in "abc":
         request = add(requests, name, num_prompt=6)
         for sequence in request.sequences:
@@ -244,13 +227,22 @@ def test_the_log_probabilities_of_prompts_of_what_is_retained_are_counted(reques
     assert done(requests.let_go(0.0)) == ["a"]
 
 
-def test_the_constraints_of_what_is_retained_are_counted(requests, monkeypatch):
+def test_the_constraints_of_what_is_retained_are_counted():
     """A list may have as many tokens as the vocabulary has."""
-    monkeypatch.setattr(retention, "MAX_RETAINED_BYTES", 2000)
+    requests = RequestTable(Retention(max_bytes=2000))
     constraints = m.Constraints(bad_words=(bytes(100),), allowed_token_ids=bytes(800))
     for name in "abc":
         end(requests, add(requests, name, num_prompt=1, constraints=constraints))
     assert done(requests.let_go(0.0)) == ["a"]
+
+
+def test_requests_that_no_client_can_come_back_for_push_nobody_out():
+    requests = RequestTable(Retention(max_requests=2))
+    end(requests, add(requests, "kept"))
+    for i in range(10):
+        end(requests, add(requests, f"plain {i}", is_resumable=False))
+    assert done(requests.let_go(0.0)) == []
+    assert [request.id for request in requests.all()] == ["kept"]
 
 
 def test_the_journal_is_told_how_far_each_sequence_is(requests):

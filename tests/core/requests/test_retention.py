@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.core.requests import retention as r
 from scheduler_svc.core.requests.retention import RETAIN_S, Retention, whole_of
 from tests.support.chores import done
 from tests.support.effort import examples
@@ -43,11 +42,9 @@ def test_a_prompt_that_comes_late_holds_those_that_have_ended():
 
 
 @pytest.mark.parametrize("num_bytes", [1, 10])
-def test_what_is_over_goes_before_what_an_open_prompt_holds(monkeypatch, num_bytes):
+def test_what_is_over_goes_before_what_an_open_prompt_holds(num_bytes):
     """Beyond the limit of requests, and beyond that of bytes."""
-    monkeypatch.setattr(r, "MAX_RETAINED", 3 if num_bytes == 1 else 99)
-    monkeypatch.setattr(r, "MAX_RETAINED_BYTES", 39)
-    retention = Retention()
+    retention = Retention(3 if num_bytes == 1 else 99, max_bytes=39)
     retention.opened("held-2")
     for request_id in ("held-0", "held-1", "over-0", "over-1"):
         ended(retention, request_id, num_bytes=num_bytes)
@@ -56,10 +53,9 @@ def test_what_is_over_goes_before_what_an_open_prompt_holds(monkeypatch, num_byt
     assert done(retention.let_go(0.0)) == []
 
 
-def test_open_prompts_hold_no_more_than_the_limit(monkeypatch):
+def test_open_prompts_hold_no_more_than_the_limit():
     """A thousand prompts with one that never ends, again and again, take no more memory than requests that end."""
-    monkeypatch.setattr(r, "MAX_RETAINED", 20)
-    retention, gone = Retention(), []
+    retention, gone = Retention(max_requests=20), []
     for i in range(5):
         retention.opened(f"r{i}-0")
         for prompt in range(1, 10):

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import messages as m
-from scheduler_svc.core.scheduling import fair_shares
 from scheduler_svc.core.scheduling.fair_shares import MAX_ACCOUNTS, SEQUENCES_A_PRIORITY, FairShares
 from scheduler_svc.core.sequence import Sequence, new_sequences
+from tests.support.submits import submit
 
 CLIENTS = ("a", "b")
 
@@ -18,18 +17,15 @@ CLIENTS = ("a", "b")
 class Book:
     """Requests that are accepted and end."""
 
-    def __init__(self, address_key: bytes = b"a secret") -> None:
-        self.shares = FairShares(address_key)
+    def __init__(self, address_key: bytes = b"a secret", max_accounts: int = MAX_ACCOUNTS) -> None:
+        self.shares = FairShares(address_key, max_accounts)
         self.arrivals = 0
 
     def accept(self, prompt: int = 10, answer: int = 90, priority: int = 0, **fields: object) -> list[Sequence]:
         """A request of some client."""
         raw = array("i", [1] * prompt)
-        params = m.SamplingParams(max_tokens=answer)
-        submit = m.Submit(
-            request_id=f"r{self.arrivals}", prompt=raw.tobytes(), params=params, priority=priority, **fields
-        )
-        sequences = new_sequences(submit, raw, 1, self.arrivals, None, self.shares.share_for(submit))  # type: ignore[arg-type]
+        asked = submit(f"r{self.arrivals}", raw, max_tokens=answer, priority=priority, **fields)
+        sequences = new_sequences(asked, raw, 1, self.arrivals, None, self.shares.share_for(asked))
         self.arrivals += len(sequences)
         for sequence in sequences:
             self.shares.opened(sequence)
@@ -86,9 +82,7 @@ def test_how_long_an_answer_is_expected_to_be_is_learnt_from_the_clients_own():
     assert costs[:2] == [pytest.approx(40), pytest.approx(610)]
     assert 40 < costs[2] < 610
     assert book.accept(client="b", answer=100)[0].share.cost == 110, "at most its max_tokens"
-    pooled = m.SamplingParams(max_tokens=1, pooling="hidden")
-    submit = m.Submit(request_id="e", prompt=array("i", [1] * 50).tobytes(), params=pooled, client="b")
-    assert book.shares.share_for(submit).cost == 50
+    assert book.shares.share_for(submit("e", [1] * 50, max_tokens=1, pooling="hidden", client="b")).cost == 50
 
 
 def test_a_step_of_priority_is_worth_so_many_mean_sequences_and_no_second_share():
@@ -127,9 +121,8 @@ def test_no_client_overtakes_itself_whatever_has_ended(requests, rng):
             book.shares.advance(min(opened, key=lambda s: s.rank).start)
 
 
-def test_accounts_are_few_and_those_that_tell_most_stay(monkeypatch):
-    monkeypatch.setattr(fair_shares, "MAX_ACCOUNTS", 8)
-    book = Book()
+def test_accounts_are_few_and_those_that_tell_most_stay():
+    book = Book(max_accounts=8)
     (heavy,) = book.accept(answer=500, client="heavy")
     book.end(heavy, 500)
     opened = [book.accept(client=f"open {i}")[0] for i in range(4)]

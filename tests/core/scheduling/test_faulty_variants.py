@@ -6,19 +6,9 @@ import pytest
 
 from common.errors import WireError
 from scheduler_svc.core.executor.block_manager import BlockManager, Grant
-from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.executor.running_sequences import RunningSequences
 from scheduler_svc.core.scheduling.scheduler import Scheduler
-from tests.support.rig import Rig, limits
-
-
-def with_executor(**faults: type) -> type[Scheduler]:
-    return type("FaultyScheduler", (Scheduler,), {"executor_type": type("FaultyExecutor", (ExecutorState,), faults)})
-
-
-def with_blocks(blocks: type[BlockManager]) -> type[Scheduler]:
-    return with_executor(block_manager_type=blocks)
-
+from tests.support.scheduling import Scheduling, limits, with_blocks, with_executor
 
 # --- allocation at block boundaries ---
 
@@ -33,10 +23,10 @@ class AllocatesAtAnEdge(RunningSequences):
 
 def boundary_scene(scheduler_type=Scheduler):
     """Prompts that end around a boundary and answers that cross several, with a plan always in flight."""
-    rig = Rig(limits(), scheduler_type=scheduler_type)
+    run = Scheduling(limits(), scheduler_type=scheduler_type)
     for length in range(1, 10):
-        rig.add(str(length), list(range(length)), max_tokens=20)
-    rig.finish()
+        run.add(str(length), list(range(length)), max_tokens=20)
+    run.finish()
 
 
 def test_block_boundaries():
@@ -57,19 +47,19 @@ class PublishesAfterTheStep(BlockManager):
 
 def equal_prompts_scene(scheduler_type=Scheduler):
     """Two prompts of 801 tokens at block size 256 in one plan."""
-    rig = Rig(
+    run = Scheduling(
         limits(num_blocks=16, block_size=256, max_batch_tokens=2048, max_model_len=1024), scheduler_type=scheduler_type
     )
     prompt = [i * 7 % 1000 for i in range(801)]
-    rig.add("a", prompt, max_tokens=4)
-    rig.add("b", prompt, max_tokens=4)
-    plan = rig.plan()
+    run.add("a", prompt, max_tokens=4)
+    run.add("b", prompt, max_tokens=4)
+    plan = run.plan()
     assert len(plan.lanes) == 2 * 4, "both are in one plan"
-    blocks = rig.scheduler.executor(1).blocks
+    blocks = run.scheduler.executor(1).blocks
     used = blocks.num_blocks - blocks.num_free
     shared = sum(count == 2 for count in blocks.ref_counts)
-    rig.finish()
-    assert (used, shared, rig.executors[1].computed_tokens) == (5, 3, 801 + 33 + 2 * 3)
+    run.finish()
+    assert (used, shared, run.executors[1].computed_tokens) == (5, 3, 801 + 33 + 2 * 3)
 
 
 def test_equal_prompts_in_one_step():
@@ -96,11 +86,11 @@ class CountsBeforeMatching(BlockManager):
 def preemption_scene(scheduler_type=Scheduler):
     """Sequences in a pool that holds a quarter of them, with admission that does not look ahead."""
     small = limits(num_blocks=30, block_size=4, max_model_len=60)
-    rig = Rig(small, scheduler_type=scheduler_type, look_ahead=False)
+    run = Scheduling(small, scheduler_type=scheduler_type, look_ahead=False)
     for i in range(16):
-        rig.add(str(i), [i, 1, 2, 3, 4, 5, 6, 7, 8], max_tokens=30)
-    rig.finish()
-    stats = rig.scheduler.stats
+        run.add(str(i), [i, 1, 2, 3, 4, 5, 6, 7, 8], max_tokens=30)
+    run.finish()
+    stats = run.scheduler.stats
     assert stats.preemptions > 0
     assert stats.cached_resumed_tokens > 0, "the scene must have what the report is about"
 

@@ -1,7 +1,5 @@
 """Sequences with a grammar go where tokens are masked by the library that the grammar was compiled with."""
 
-from array import array
-
 import pytest
 
 from common import messages as m
@@ -11,7 +9,8 @@ from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from tests.support.chores import done
 from tests.support.oracle import OracleExecutor, expected_output
-from tests.support.rig import limits
+from tests.support.scheduling import limits
+from tests.support.submits import submit
 
 OURS, NEWER = "library 1", "library 2"
 GRACE_S = 10.0
@@ -45,10 +44,8 @@ class Fleet:
         *,
         may_shorten: bool = False,
     ) -> Sequence:
-        params = m.SamplingParams(max_tokens=max_tokens, constraints=constraints)
-        prompt = array("i", PROMPT).tobytes()
-        submit = m.Submit(request_id="r", prompt=prompt, params=params, may_shorten=may_shorten)
-        (sequence,) = self.scheduler.add(submit, now)
+        asked = submit("r", PROMPT, max_tokens=max_tokens, constraints=constraints, may_shorten=may_shorten)
+        (sequence,) = self.scheduler.add(asked, now)
         return sequence
 
     def step(self) -> set[int]:

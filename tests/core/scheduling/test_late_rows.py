@@ -10,7 +10,7 @@ from common import messages as m
 from common.wire import int32_array
 from scheduler_svc.core.scheduling.sequences import MAX_LATE_PAUSE
 from scheduler_svc.core.sequence import Sequence, State
-from tests.support.rig import Rig, limits
+from tests.support.scheduling import Scheduling, limits
 from tests.support.service import Service
 
 ASKED = m.Constraints(presence_penalty=1.0)  # to the oracle a lane is one with constraints, whatever they are
@@ -19,28 +19,28 @@ PROMPT = [3] * 10
 Decides = Callable[[int, Sequence], bool]
 
 
-class Late(Rig):
+class Late(Scheduling):
     """Masks of some sequences are late on some executors."""
 
     def __init__(self, decides: Decides, *executors, **config):
         super().__init__(*executors, **config)
-        self._decides = decides
+        self.decides = decides
 
     def answer(self, epoch=1):
         run, inflight = self.executors[epoch].run, self.scheduler.executor(epoch).inflight[0]
         late = [
             lane
             for lane, sequence in zip(inflight.lanes.tolist(), inflight.sequences, strict=True)
-            if self._decides(epoch, sequence)
+            if self.decides(epoch, sequence)
         ]
         self.executors[epoch].run = lambda plan: run(plan, late)
         super().answer(epoch)
         self.executors[epoch].run = run
 
 
-def num_rows(rig: Rig, sequence: Sequence, epoch: int = 1) -> int:
+def num_rows(run: Scheduling, sequence: Sequence, epoch: int = 1) -> int:
     """Rows of a sequence that is the only one with constraints, in all plans so far."""
-    return sum(len(int32_array("constrained", plan.constrained)) for plan in rig.plans[epoch])
+    return sum(len(int32_array("constrained", plan.constrained)) for plan in run.plans[epoch])
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 9])
@@ -52,85 +52,85 @@ def test_it_goes_on_with_the_tokens_that_it_would_have_had(times, at, window, ma
     left = [times]
 
     def decides(epoch, sequence):
-        is_late = sequence.request_id == "slow" and len(rig.outputs[sequence]) == at and left[0] > 0
-        is_late = is_late and not rig.executors[epoch].late_lanes
+        is_late = sequence.request_id == "slow" and len(run.outputs[sequence]) == at and left[0] > 0
+        is_late = is_late and not run.executors[epoch].late_lanes
         left[0] -= is_late
         return is_late
 
-    rig = Late(decides, limits(), window=window)
-    (slow,) = rig.add("slow", PROMPT, max_tokens=max_tokens, constraints=ASKED)
-    rig.add("other", [4] * 5, max_tokens=40)
-    rig.finish()
-    assert {end.reason for end in rig.ends.values()} == {"length"}
-    assert len(rig.outputs[slow]) == max_tokens
-    assert (rig.scheduler.stats.late_rows == 0) == (at >= max_tokens)
-    assert (rig.scheduler.stats.numberless, rig.scheduler.stats.strikes, slow.strikes) == (0, 0, 0)
+    run = Late(decides, limits(), window=window)
+    (slow,) = run.add("slow", PROMPT, max_tokens=max_tokens, constraints=ASKED)
+    run.add("other", [4] * 5, max_tokens=40)
+    run.finish()
+    assert {end.reason for end in run.ends.values()} == {"length"}
+    assert len(run.outputs[slow]) == max_tokens
+    assert (run.scheduler.stats.late_rows == 0) == (at >= max_tokens)
+    assert (run.scheduler.stats.numberless, run.scheduler.stats.strikes, slow.strikes) == (0, 0, 0)
 
 
 def test_others_have_a_token_in_every_plan_and_are_admitted_meanwhile():
-    rig = Late(lambda epoch, sequence: sequence.request_id == "slow", limits(), window=2)
-    (slow,) = rig.add("slow", PROMPT, constraints=ASKED)
-    (old,) = rig.add("old", [4] * 5, max_tokens=200)
+    run = Late(lambda epoch, sequence: sequence.request_id == "slow", limits(), window=2)
+    (slow,) = run.add("slow", PROMPT, constraints=ASKED)
+    (old,) = run.add("old", [4] * 5, max_tokens=200)
     for step in range(100):
-        rig.step()
-        assert len(rig.outputs[old]) == step + 1
+        run.step()
+        assert len(run.outputs[old]) == step + 1
         if step == 50:
-            (new,) = rig.add("new", [5] * 5, max_tokens=30)
-    assert rig.ends[new].reason == "length"
-    assert (rig.outputs[slow], slow.state in (State.WAITING, State.RUNNING)) == ([], True)
+            (new,) = run.add("new", [5] * 5, max_tokens=30)
+    assert run.ends[new].reason == "length"
+    assert (run.outputs[slow], slow.state in (State.WAITING, State.RUNNING)) == ([], True)
     # Pauses double up to their limit: 2, 4, 8, 16, 32 and 32 plans, and each try has as many rows as fit the window.
-    assert 5 <= num_rows(rig, slow) <= 2 * 8
-    rig._decides = lambda epoch, sequence: False
-    rig.finish()
-    assert len(rig.outputs[slow]) == 8
+    assert 5 <= num_rows(run, slow) <= 2 * 8
+    run.decides = lambda epoch, sequence: False
+    run.finish()
+    assert len(run.outputs[slow]) == 8
 
 
 def test_a_sequence_alone_does_not_pause():
-    rig = Late(lambda epoch, sequence: len(rig.plans[1]) < 40, limits(), window=1)
-    rig.add("slow", PROMPT, constraints=ASKED)
-    assert rig.finish(max_steps=50) <= 50
+    run = Late(lambda epoch, sequence: len(run.plans[1]) < 40, limits(), window=1)
+    run.add("slow", PROMPT, constraints=ASKED)
+    assert run.finish(max_steps=50) <= 50
 
 
 def test_pauses_begin_anew_with_each_token():
-    rig = Late(lambda epoch, sequence: sequence.request_id == "slow", limits(), window=1)
-    (slow,) = rig.add("slow", PROMPT, constraints=ASKED)
-    rig.add("other", [4] * 5, max_tokens=240)
+    run = Late(lambda epoch, sequence: sequence.request_id == "slow", limits(), window=1)
+    (slow,) = run.add("slow", PROMPT, constraints=ASKED)
+    run.add("other", [4] * 5, max_tokens=240)
     while slow.lateness is None or slow.lateness.count < 7:
-        rig.step()
-    assert slow.lateness.until_step <= rig.scheduler.executor(1).next_step + MAX_LATE_PAUSE
-    rig._decides = lambda epoch, sequence: False
-    while not rig.outputs[slow]:
-        rig.step()
-    rig._decides = lambda epoch, sequence: sequence is slow
+        run.step()
+    assert slow.lateness.until_step <= run.scheduler.executor(1).next_step + MAX_LATE_PAUSE
+    run.decides = lambda epoch, sequence: False
+    while not run.outputs[slow]:
+        run.step()
+    run.decides = lambda epoch, sequence: sequence is slow
     while slow.lateness.num_tokens == len(PROMPT):
-        rig.step()
+        run.step()
     assert slow.lateness.count == 1
 
 
 def test_its_prefix_is_in_the_cache_when_it_comes_back():
     """A try costs a row of what does not fill a block, and no computed prompt."""
-    rig = Late(lambda epoch, sequence: True, limits(block_size=4), window=1)
-    rig.add("slow", [3] * 41, constraints=ASKED)
+    run = Late(lambda epoch, sequence: True, limits(block_size=4), window=1)
+    run.add("slow", [3] * 41, constraints=ASKED)
     for _ in range(10):
-        rig.step()
-    assert [len(plan.token_ids) // 4 for plan in rig.plans[1]] == [41, *[1] * 9]
+        run.step()
+    assert [len(plan.token_ids) // 4 for plan in run.plans[1]] == [41, *[1] * 9]
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "lost"])
 def test_a_late_row_may_be_the_last_that_is_heard_of_its_sequence(ends):
-    rig = Late(lambda epoch, sequence: epoch == 1, limits(), window=2)
-    (slow,) = rig.add("slow", PROMPT, constraints=ASKED)
-    rig.plan(1)
-    rig.plan(1)
-    rig.answer(1)
+    run = Late(lambda epoch, sequence: epoch == 1, limits(), window=2)
+    (slow,) = run.add("slow", PROMPT, constraints=ASKED)
+    run.plan(1)
+    run.plan(1)
+    run.answer(1)
     if ends == "cancelled":
-        rig.end(rig.scheduler.cancel([slow]))
-        rig.answer(1)
+        run.end(run.scheduler.cancel([slow]))
+        run.answer(1)
     else:
-        rig.lose(1)
-        rig.join(limits())
-    rig.finish()
-    assert rig.ends[slow].reason == ("cancelled" if ends == "cancelled" else "length")
+        run.lose(1)
+        run.join(limits())
+    run.finish()
+    assert run.ends[slow].reason == ("cancelled" if ends == "cancelled" else "length")
 
 
 def service_with(token: int) -> Service:
@@ -152,8 +152,7 @@ def service_with(token: int) -> Service:
 
 def test_the_operator_hears_of_late_rows():
     service = service_with(m.LATE)
-    params = m.SamplingParams(max_tokens=6, constraints=ASKED)
-    service.say(m.Submit(request_id="a", prompt=array("i", [5, 6, 7]).tobytes(), params=params))
+    service.submit("a", constraints=ASKED)
     for _ in range(30):
         service.turn()
         service.wait(0.1)
@@ -165,20 +164,20 @@ def test_the_operator_hears_of_late_rows():
 
 
 def test_a_grammar_that_passes_the_limits_ends_its_sequence_with_an_error_that_says_so():
-    rig = Rig(limits())
-    (sequence,) = rig.add("a", PROMPT, constraints=ASKED)
-    (other,) = rig.add("b", [4] * 5)
-    run = rig.executors[1].run
+    run = Scheduling(limits())
+    (sequence,) = run.add("a", PROMPT, constraints=ASKED)
+    (other,) = run.add("b", [4] * 5)
+    compute = run.executors[1].run
 
     def complex_at_once(plan):
-        result = run(plan)
+        result = compute(plan)
         tokens = array("i", result.token_ids)
         for row in int32_array("constrained", plan.constrained).tolist():
             tokens[row] = m.TOO_COMPLEX
         return msgspec.structs.replace(result, token_ids=tokens.tobytes())
 
-    rig.executors[1].run = complex_at_once
-    rig.finish()
-    assert (rig.ends[sequence].reason, rig.ends[sequence].code) == ("error", "grammar_too_complex")
-    assert "too complex" in rig.ends[sequence].error
-    assert rig.ends[other].reason == "length"
+    run.executors[1].run = complex_at_once
+    run.finish()
+    assert (run.ends[sequence].reason, run.ends[sequence].code) == ("error", "grammar_too_complex")
+    assert "too complex" in run.ends[sequence].error
+    assert run.ends[other].reason == "length"

@@ -8,11 +8,12 @@ import pytest
 from common import messages as m
 from scheduler_svc.core.executor.block_manager import BlockManager
 from scheduler_svc.core.scheduling.pools import KEPT_S, STANDBY_WAIT_S
+from scheduler_svc.core.scheduling.scheduler import Scheduler
 from tests.support.chores import done
 from tests.support.effort import combinations
 from tests.support.hello import hello
 from tests.support.oracle import OracleExecutor
-from tests.support.rig import Rig, limits
+from tests.support.scheduling import Scheduling, limits, with_blocks
 from tests.support.service import Service, undisturbed
 
 NAME = "0123456789abcdef" * 2
@@ -23,10 +24,10 @@ def pool(epoch: int = 0, lease: int = 1, name: str = NAME, layout: str = LAYOUT)
     return m.Pool(pool=name, lease=lease, layout=layout, epoch=epoch)
 
 
-def break_off(rig: Rig, epoch: int, num_run: int = 0, torn: int | None = None) -> OracleExecutor:
+def break_off(run: Scheduling, epoch: int, num_run: int = 0, torn: int | None = None) -> OracleExecutor:
     """Of an executor's unanswered plans so many have run, and of the next ones so many slots were written (all of them
     if that is None). Returns its memory."""
-    memory, plans = rig.executors[epoch], rig.sent[epoch]
+    memory, plans = run.executors[epoch], run.sent[epoch]
     for _ in range(min(num_run, len(plans))):
         memory.run(plans.popleft())
     for plan in plans:
@@ -34,12 +35,35 @@ def break_off(rig: Rig, epoch: int, num_run: int = 0, torn: int | None = None) -
     return memory
 
 
-def swap(rig: Rig, epoch: int, num_run: int = 0, torn: int | None = None) -> int:
+def swap(run: Scheduling, epoch: int, num_run: int = 0, torn: int | None = None) -> int:
     """The executor dies, see `break_off`. Its successor joins at once. Returns the new epoch."""
-    memory = break_off(rig, epoch, num_run, torn)
-    rig.lose(epoch, pool_wait_s=0.0)
-    rig.scheduler.check()
-    return rig.join(memory.limits, pool=pool(epoch, lease=epoch + 1), memory=memory)
+    memory = break_off(run, epoch, num_run, torn)
+    run.lose(epoch, pool_wait_s=0.0)
+    run.scheduler.check()
+    return run.join(memory.limits, pool=pool(epoch, lease=epoch + 1), memory=memory)
+
+
+def die_often(block_size, window, num_run, torn, scheduler_type=Scheduler):
+    """An executor dies again and again, among prompts in chunks, answers, and some that end; the oracle reads every
+    slot that counts."""
+    size = limits(block_size=block_size, num_blocks=-(-800 // block_size), max_batch_tokens=20)
+    run = Scheduling(size, window=window, scheduler_type=scheduler_type)
+    run.lose(1)
+    epoch = run.join(size, pool=pool())
+    for i in range(8):
+        run.add(str(i), [i, *range(5 + 3 * i)], max_tokens=10 + 3 * i, temperature=0.8 * (i % 2), seed=i)
+    for round_ in range(40):
+        for _ in range(round_ % 3):
+            run.step()
+        while run.plan(epoch) is not None:
+            pass
+        epoch = swap(run, epoch, num_run, torn)
+        assert run.scheduler.executor(epoch).earlier_epochs
+        run.answer(epoch) if run.plan(epoch) else None
+    run.finish()
+    assert run.scheduler.stats.recomputed_tokens == 0
+    blocks = run.scheduler.executor(epoch).blocks
+    assert blocks.num_free == blocks.num_blocks
 
 
 @pytest.mark.parametrize(
@@ -47,104 +71,90 @@ def swap(rig: Rig, epoch: int, num_run: int = 0, torn: int | None = None) -> int
     combinations([1, 2, 3, 4, 16], [1, 2, 3], [0, 1, 3], [None, 0, 2], together=2),
 )
 def test_nothing_is_recomputed_however_often_an_executor_dies(block_size, window, num_run, torn):
-    """Prompts in chunks, answers, some that end; the oracle reads every slot that counts."""
-    size = limits(block_size=block_size, num_blocks=-(-800 // block_size), max_batch_tokens=20)
-    rig = Rig(size, window=window)
-    rig.lose(1)
-    epoch = rig.join(size, pool=pool())
-    for i in range(8):
-        rig.add(str(i), [i, *range(5 + 3 * i)], max_tokens=10 + 3 * i, temperature=0.8 * (i % 2), seed=i)
-    for round_ in range(40):
-        for _ in range(round_ % 3):
-            rig.step()
-        while rig.plan(epoch) is not None:
-            pass
-        epoch = swap(rig, epoch, num_run, torn)
-        assert rig.scheduler.executor(epoch).earlier_epochs
-        rig.answer(epoch) if rig.plan(epoch) else None
-    rig.finish()
-    assert rig.scheduler.stats.recomputed_tokens == 0
-    blocks = rig.scheduler.executor(epoch).blocks
-    assert blocks.num_free == blocks.num_blocks
+    die_often(block_size, window, num_run, torn)
 
 
-def test_without_its_tail_a_sequence_would_compute_up_to_a_block_again(monkeypatch):
-    """The test above can fail."""
-    monkeypatch.setattr(BlockManager, "keep_tail", lambda *args: None)
+class KeepsNoTail(BlockManager):
+    def keep_tail(self, origin, ids, num_valid):
+        return None
+
+
+class KeepsWhatTornPlansWrite(BlockManager):
+    def forget(self, written):
+        pass
+
+
+class CountsWhatTornPlansWrite(BlockManager):
+    def keep_tail(self, origin, ids, num_valid):
+        return super().keep_tail(origin, ids, min(num_valid + 1, len(ids) * self.block_size))
+
+
+def test_without_its_tail_a_sequence_would_compute_up_to_a_block_again():
     with pytest.raises(AssertionError, match="recomputed_tokens"):
-        test_nothing_is_recomputed_however_often_an_executor_dies(16, 2, 0, None)
+        die_often(16, 2, 0, None, with_blocks(KeepsNoTail))
 
 
-@pytest.mark.parametrize("fault", ["keeps what torn plans write", "counts what torn plans write"])
-def test_the_oracle_catches_a_scheduler_that_trusts_a_torn_plan(monkeypatch, fault):
-    if fault == "keeps what torn plans write":
-        monkeypatch.setattr(BlockManager, "forget", lambda self, written: None)
-    else:
-        keep_tail = BlockManager.keep_tail
-
-        def too_much(self, origin, ids, num_valid):
-            return keep_tail(self, origin, ids, min(num_valid + 1, len(ids) * self.block_size))
-
-        monkeypatch.setattr(BlockManager, "keep_tail", too_much)
+@pytest.mark.parametrize("blocks", [KeepsWhatTornPlansWrite, CountsWhatTornPlansWrite])
+def test_the_oracle_catches_a_scheduler_that_trusts_a_torn_plan(blocks):
     with pytest.raises((AssertionError, KeyError)):
-        test_nothing_is_recomputed_however_often_an_executor_dies(4, 2, 0, None)
+        die_often(4, 2, 0, None, with_blocks(blocks))
 
 
 def test_the_oracle_catches_a_process_that_writes_after_its_loss():
     """What a keeper prevents: the pool is handed on while its last holder still computes."""
-    rig = Rig(limits())
-    rig.lose(1)
-    epoch = rig.join(limits(), pool=pool())
-    rig.add("a", list(range(30)), max_tokens=20)
+    run = Scheduling(limits())
+    run.lose(1)
+    epoch = run.join(limits(), pool=pool())
+    run.add("a", list(range(30)), max_tokens=20)
     for _ in range(5):
-        rig.step()
-    rig.plan(epoch)
-    memory, late = rig.executors[epoch], rig.sent[epoch][0]
-    epoch = swap(rig, epoch)
+        run.step()
+    run.plan(epoch)
+    memory, late = run.executors[epoch], run.sent[epoch][0]
+    epoch = swap(run, epoch)
     for _ in range(3):
-        rig.step()
+        run.step()
     memory.tear(late)
     with pytest.raises(AssertionError, match="another sequence's K and V"):
-        rig.finish()
+        run.finish()
 
 
 def test_a_tail_whose_block_was_handed_out_is_computed_again():
-    rig = Rig(limits(num_blocks=9))
-    rig.lose(1)
-    epoch = rig.join(limits(num_blocks=9), pool=pool())
-    (old,) = rig.add("old", list(range(10)), max_tokens=20)
+    run = Scheduling(limits(num_blocks=9))
+    run.lose(1)
+    epoch = run.join(limits(num_blocks=9), pool=pool())
+    (old,) = run.add("old", list(range(10)), max_tokens=20)
     for _ in range(4):
-        rig.step()
-    epoch = swap(rig, epoch)
+        run.step()
+    epoch = swap(run, epoch)
     assert old.tail is not None
     # The whole pool goes to another sequence, which overtakes the old one and ends before it comes back.
-    (new,) = rig.add("new", [7] * 30, max_tokens=5, priority=-1)
-    while new not in rig.ends:
-        rig.step()
-    rig.finish()
-    assert rig.scheduler.stats.recomputed_tokens > 0
+    (new,) = run.add("new", [7] * 30, max_tokens=5, priority=-1)
+    while new not in run.ends:
+        run.step()
+    run.finish()
+    assert run.scheduler.stats.recomputed_tokens > 0
 
 
 @pytest.mark.parametrize("num_run", [0, 2])
 def test_sequences_go_back_to_the_memory_that_they_left_also_beside_an_idle_executor(num_run):
     """Twelve that have begun, while the other executor has nothing: to move some would compute them anew."""
-    rig = Rig(limits(num_blocks=256))
-    rig.lose(1)
-    epoch = rig.join(limits(num_blocks=256), pool=pool())
+    run = Scheduling(limits(num_blocks=256))
+    run.lose(1)
+    epoch = run.join(limits(num_blocks=256), pool=pool())
     for i in range(12):
-        rig.add(str(i), [i] * (7 + i), max_tokens=40)
-    while len(rig.outputs) < 12 or min(map(len, rig.outputs.values())) < 2:
-        rig.step()
-    memory = break_off(rig, epoch, num_run)
-    idle = rig.join(limits(num_blocks=256))
-    rig.lose(epoch, pool_wait_s=5.0)
-    rig.plan(idle)
-    back = rig.join(memory.limits, pool=pool(epoch, lease=epoch + 1), memory=memory)
-    rig.plan(idle)
-    rig.plan(back)
-    assert (rig.scheduler.executor(idle).num_running, rig.scheduler.executor(back).num_running) == (0, 12)
-    rig.finish()
-    assert rig.scheduler.stats.recomputed_tokens == 0
+        run.add(str(i), [i] * (7 + i), max_tokens=40)
+    while len(run.outputs) < 12 or min(map(len, run.outputs.values())) < 2:
+        run.step()
+    memory = break_off(run, epoch, num_run)
+    idle = run.join(limits(num_blocks=256))
+    run.lose(epoch, pool_wait_s=5.0)
+    run.plan(idle)
+    back = run.join(memory.limits, pool=pool(epoch, lease=epoch + 1), memory=memory)
+    run.plan(idle)
+    run.plan(back)
+    assert (run.scheduler.executor(idle).num_running, run.scheduler.executor(back).num_running) == (0, 12)
+    run.finish()
+    assert run.scheduler.stats.recomputed_tokens == 0
 
 
 def test_of_two_sequences_in_one_unfinished_block_one_keeps_it():
@@ -157,19 +167,19 @@ def test_of_two_sequences_in_one_unfinished_block_one_keeps_it():
 
 
 def test_a_pool_that_is_never_continued_is_forgotten():
-    rig = Rig(limits())
-    rig.lose(1)
-    epoch = rig.join(limits(), pool=pool())
-    rig.add("a", list(range(30)), max_tokens=20)
-    rig.step()
-    memory = rig.executors[epoch]
-    rig.lose(epoch, pool_wait_s=5.0)
-    done(rig.scheduler.expire(KEPT_S))
-    assert len(rig.scheduler.sequences.pools) == 0
-    epoch = rig.join(limits(), pool=pool(epoch), memory=memory)
-    executor = rig.scheduler.executor(epoch)
+    run = Scheduling(limits())
+    run.lose(1)
+    epoch = run.join(limits(), pool=pool())
+    run.add("a", list(range(30)), max_tokens=20)
+    run.step()
+    memory = run.executors[epoch]
+    run.lose(epoch, pool_wait_s=5.0)
+    done(run.scheduler.expire(KEPT_S))
+    assert len(run.scheduler.sequences.pools) == 0
+    epoch = run.join(limits(), pool=pool(epoch), memory=memory)
+    executor = run.scheduler.executor(epoch)
     assert (executor.earlier_epochs, executor.not_adopted) == ((), "epoch 2 is not known here")
-    rig.finish()
+    run.finish()
 
 
 # --- the whole core: which pools count, and who waits ---

@@ -15,7 +15,8 @@ from scheduler_svc.core.scheduling.fair_shares import SEQUENCES_A_PRIORITY
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Earlier, Share, State
 from tests.support.chores import done
-from tests.support.rig import Rig, limits
+from tests.support.scheduling import Scheduling, limits
+from tests.support.submits import submit
 
 
 def rows(plan):
@@ -23,127 +24,127 @@ def rows(plan):
     return int32_array("query_lens", plan.query_lens).tolist()
 
 
-def fail(rig, epoch, *, died=False):
+def fail(run, epoch, *, died=False):
     """An executor fails while it computes the oldest plan in flight, or dies with all of them."""
-    inflight = rig.scheduler.executor(epoch).inflight
-    rig.end(rig.scheduler.blame(epoch, None if died or not inflight else inflight[0].step))
-    rig.lose(epoch)
-    rig.scheduler.check()
+    inflight = run.scheduler.executor(epoch).inflight
+    run.end(run.scheduler.blame(epoch, None if died or not inflight else inflight[0].step))
+    run.lose(epoch)
+    run.scheduler.check()
 
 
 def test_only_the_oldest_plan_is_to_blame_for_a_failed_step_and_all_of_them_for_a_death():
     for died in (False, True):
-        rig = Rig(limits())
-        (first,) = rig.add("first", [1, 2, 3], max_tokens=9)
-        rig.plan()
-        (second,) = rig.add("second", [4, 5, 6], max_tokens=9)
-        (waiting,) = rig.add("waiting", [7], max_tokens=9, priority=9)
-        assert len(rig.plans[1]) == 1
-        rig.scheduler.executor(1).limits = limits(max_batch_tokens=4)  # no room for the third in the second plan
-        rig.plan()
-        fail(rig, 1, died=died)
+        run = Scheduling(limits())
+        (first,) = run.add("first", [1, 2, 3], max_tokens=9)
+        run.plan()
+        (second,) = run.add("second", [4, 5, 6], max_tokens=9)
+        (waiting,) = run.add("waiting", [7], max_tokens=9, priority=9)
+        assert len(run.plans[1]) == 1
+        run.scheduler.executor(1).limits = limits(max_batch_tokens=4)  # no room for the third in the second plan
+        run.plan()
+        fail(run, 1, died=died)
         assert (first.strikes, second.strikes, waiting.strikes) == (1, int(died), 0)
-        rig.join(limits())
-        rig.finish()
+        run.join(limits())
+        run.finish()
 
 
 def test_a_prompt_that_is_not_computed_to_its_end_is_to_blame_too():
-    rig = Rig(limits(max_batch_tokens=8))
-    (long,) = rig.add("long", list(range(50)), max_tokens=3)
-    rig.plan()
-    fail(rig, 1)
+    run = Scheduling(limits(max_batch_tokens=8))
+    (long,) = run.add("long", list(range(50)), max_tokens=3)
+    run.plan()
+    fail(run, 1)
     assert long.strikes == 1
 
 
 def test_a_token_clears_all_strikes():
-    rig = Rig(limits())
-    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=40)
+    run = Scheduling(limits())
+    (sequence,) = run.add("a", [1, 2, 3], max_tokens=40)
     for epoch in (1, 2):
-        rig.plan(epoch)
-        fail(rig, epoch)
-        rig.join(limits())
+        run.plan(epoch)
+        fail(run, epoch)
+        run.join(limits())
     assert sequence.strikes == 2
-    rig.plan(3)
-    rig.answer(3)
+    run.plan(3)
+    run.answer(3)
     assert (sequence.strikes, sequence.failed_on) == (0, "")
     for epoch in (3, 4):
-        rig.plan(epoch)
-        fail(rig, epoch)
-        rig.join(limits())
-    assert sequence not in rig.ends, "three failures, but not in a row"
-    rig.finish()
+        run.plan(epoch)
+        fail(run, epoch)
+        run.join(limits())
+    assert sequence not in run.ends, "three failures, but not in a row"
+    run.finish()
 
 
 def test_from_the_second_strike_on_suspects_run_alone():
-    rig = Rig(limits())
+    run = Scheduling(limits())
     for i in range(4):
-        rig.add(str(i), [i, 5, 6], max_tokens=9)
-    rig.plan(1)
-    fail(rig, 1)
-    rig.join(limits())
-    rig.plan(2)
-    assert len(rows(rig.plans[2][0])) == 4, "a first failure may be the executor's own"
-    fail(rig, 2)
-    rig.join(limits())
-    rig.add("fresh", [9, 9], max_tokens=9)
-    inflight, num_suspects = rig.scheduler.executor(3).inflight, 0
-    while rig.plan(3) or inflight:
+        run.add(str(i), [i, 5, 6], max_tokens=9)
+    run.plan(1)
+    fail(run, 1)
+    run.join(limits())
+    run.plan(2)
+    assert len(rows(run.plans[2][0])) == 4, "a first failure may be the executor's own"
+    fail(run, 2)
+    run.join(limits())
+    run.add("fresh", [9, 9], max_tokens=9)
+    inflight, num_suspects = run.scheduler.executor(3).inflight, 0
+    while run.plan(3) or inflight:
         computed = [sequence for plan in inflight for sequence in plan.everyone]
         if any(sequence.strikes for sequence in computed):
             assert len(computed) == 1, "nothing else is in flight with a suspect"
             num_suspects += 1
         if len(inflight) == 2 or num_suspects:
-            rig.answer(3)
+            run.answer(3)
     assert num_suspects == 4
-    assert {end.reason for end in rig.ends.values()} == {"length"}
+    assert {end.reason for end in run.ends.values()} == {"length"}
 
 
 def test_an_answered_chunk_acquits_if_it_gets_as_far_as_the_failed_ones():
     """Killers that come and go: the innocent is alone for one plan, whose answer clears it."""
-    rig = Rig(limits(max_batch_tokens=8))
-    (innocent,) = rig.add("innocent", [1] * 40, max_tokens=3)
-    rig.plan(1)
-    rig.answer(1)
+    run = Scheduling(limits(max_batch_tokens=8))
+    (innocent,) = run.add("innocent", [1] * 40, max_tokens=3)
+    run.plan(1)
+    run.answer(1)
     for epoch in (1, 2):
-        killer = rig.add(f"killer {epoch}", [2, 2], max_tokens=3, priority=-1)
-        rig.plan(epoch)
-        fail(rig, epoch)
-        rig.scheduler.cancel(killer)
-        rig.join(limits(max_batch_tokens=8))
+        killer = run.add(f"killer {epoch}", [2, 2], max_tokens=3, priority=-1)
+        run.plan(epoch)
+        fail(run, epoch)
+        run.scheduler.cancel(killer)
+        run.join(limits(max_batch_tokens=8))
     assert (innocent.strikes, innocent.num_written) == (2, 8)
-    rig.plan(3)
-    assert rows(rig.plans[3][0]) == [8], "it is alone"
-    rig.answer(3)
+    run.plan(3)
+    assert rows(run.plans[3][0]) == [8], "it is alone"
+    run.answer(3)
     assert innocent.strikes == 0
-    rig.end(rig.scheduler.sequences.strike({innocent: 17}, "x"))
-    rig.plan(3)
-    rig.answer(3)
+    run.end(run.scheduler.sequences.strike({innocent: 17}, "x"))
+    run.plan(3)
+    run.answer(3)
     assert (innocent.strikes, innocent.num_written) == (1, 16), "a shorter row may have stopped before what kills"
-    rig.plan(3)
-    rig.answer(3)
+    run.plan(3)
+    run.answer(3)
     assert innocent.strikes == 0
 
 
 def test_one_that_is_killed_again_and_again_while_its_prompt_goes_on_is_no_suspect():
     """A keeper keeps its memory, so every kill finds it further than the one before."""
-    rig = Rig(limits(max_batch_tokens=8, num_blocks=128, max_model_len=512))
+    run = Scheduling(limits(max_batch_tokens=8, num_blocks=128, max_model_len=512))
     pools = (m.Pool(pool="p" * 32, lease=lease, layout="", epoch=0) for lease in range(1, 99))
-    rig.lose(1)
-    epoch = rig.join(limits(max_batch_tokens=8, num_blocks=128, max_model_len=512), pool=next(pools))
-    (sequence,) = rig.add("long", list(range(400)), max_tokens=5)
+    run.lose(1)
+    epoch = run.join(limits(max_batch_tokens=8, num_blocks=128, max_model_len=512), pool=next(pools))
+    (sequence,) = run.add("long", list(range(400)), max_tokens=5)
     for _ in range(6):
         for _ in range(3):
-            rig.plan(epoch)
-            rig.answer(epoch)
-        rig.plan(epoch)
-        memory = rig.executors[epoch]
-        rig.end(rig.scheduler.blame(epoch))
-        rig.lose(epoch, pool_wait_s=0.5)
+            run.plan(epoch)
+            run.answer(epoch)
+        run.plan(epoch)
+        memory = run.executors[epoch]
+        run.end(run.scheduler.blame(epoch))
+        run.lose(epoch, pool_wait_s=0.5)
         assert sequence.strikes == 1
         pool = msgspec.structs.replace(next(pools), epoch=epoch)
-        epoch = rig.join(memory.limits, pool=pool, memory=memory)
-    rig.finish()
-    assert (rig.scheduler.stats.recomputed_tokens, rig.ends[sequence].reason) == (0, "length")
+        epoch = run.join(memory.limits, pool=pool, memory=memory)
+    run.finish()
+    assert (run.scheduler.stats.recomputed_tokens, run.ends[sequence].reason) == (0, "length")
 
 
 @pytest.mark.parametrize("has_keeper", [False, True])
@@ -151,197 +152,197 @@ def test_one_that_is_killed_again_and_again_while_its_prompt_goes_on_is_no_suspe
 def test_a_request_that_always_kills_costs_three_executors(deadly_at: int, has_keeper: bool) -> None:
     """Its row at a position kills, whatever else is in flight; the others go on to their ends."""
     each, memory = limits(max_batch_tokens=8), None
-    rig = Rig(each)
-    rig.lose(1)
-    (deadly,) = rig.add("deadly", list(range(39)), max_tokens=100)
-    others = [rig.add(f"other {i}", [i] * 9, max_tokens=60)[0] for i in range(4)]
+    run = Scheduling(each)
+    run.lose(1)
+    (deadly,) = run.add("deadly", list(range(39)), max_tokens=100)
+    others = [run.add(f"other {i}", [i] * 9, max_tokens=60)[0] for i in range(4)]
     kills, epoch = 0, 0
-    while deadly not in rig.ends:
+    while deadly not in run.ends:
         pool = m.Pool(pool="p" * 32, lease=kills + 1, layout="", epoch=epoch) if has_keeper else None
-        epoch = rig.join(each, name=f"victim {kills}", pool=pool, memory=memory)
-        planned = rig.scheduler.executor(epoch)
+        epoch = run.join(each, name=f"victim {kills}", pool=pool, memory=memory)
+        planned = run.scheduler.executor(epoch)
         ends: deque[int] = deque()  # of each plan in flight: the position after its row of the deadly one
         while not ends or ends[0] <= deadly_at:
-            while rig.plan(epoch) is not None:
+            while run.plan(epoch) is not None:
                 has_row = deadly in planned.inflight[-1].everyone
                 ends.append(planned.running.num_computed(deadly) if has_row else 0)
             if ends[0] <= deadly_at:
-                rig.answer(epoch)
+                run.answer(epoch)
                 ends.popleft()
         kills += 1
-        memory = rig.executors[epoch] if has_keeper else None
-        rig.end(rig.scheduler.blame(epoch))
-        rig.lose(epoch, pool_wait_s=0.5 if has_keeper else None)
-    assert (kills, rig.ends[deadly].code) == (3, "internal_error")
-    rig.join(each)
-    done(rig.scheduler.expire(1.0))
-    rig.finish()
-    assert [rig.ends[other].reason for other in others] == ["length"] * 4
+        memory = run.executors[epoch] if has_keeper else None
+        run.end(run.scheduler.blame(epoch))
+        run.lose(epoch, pool_wait_s=0.5 if has_keeper else None)
+    assert (kills, run.ends[deadly].code) == (3, "internal_error")
+    run.join(each)
+    done(run.scheduler.expire(1.0))
+    run.finish()
+    assert [run.ends[other].reason for other in others] == ["length"] * 4
 
 
 @pytest.mark.parametrize("num_suspects", [1, 3])
 def test_the_others_go_on_beside_suspects(num_suspects: int) -> None:
-    rig = Rig(limits(max_batch_tokens=16, num_blocks=256, max_model_len=512))
-    others = [rig.add(f"other {i}", [i] * 3, max_tokens=200)[0] for i in range(4)]
-    rig.step()
-    suspects = [rig.add(f"suspect {i}", list(range(9 * i, 9 * i + 200)), max_tokens=3)[0] for i in range(num_suspects)]
+    run = Scheduling(limits(max_batch_tokens=16, num_blocks=256, max_model_len=512))
+    others = [run.add(f"other {i}", [i] * 3, max_tokens=200)[0] for i in range(4)]
+    run.step()
+    suspects = [run.add(f"suspect {i}", list(range(9 * i, 9 * i + 200)), max_tokens=3)[0] for i in range(num_suspects)]
     for _ in range(2):
-        rig.scheduler.sequences.strike(dict.fromkeys(suspects, 200), "x")
-    steps, before = 0, [len(rig.outputs[other]) for other in others]
-    while not all(rig.outputs[suspect] for suspect in suspects):
-        rig.step()
+        run.scheduler.sequences.strike(dict.fromkeys(suspects, 200), "x")
+    steps, before = 0, [len(run.outputs[other]) for other in others]
+    while not all(run.outputs[suspect] for suspect in suspects):
+        run.step()
         steps += 1
-    came = [len(rig.outputs[other]) - had for other, had in zip(others, before, strict=True)]
+    came = [len(run.outputs[other]) - had for other, had in zip(others, before, strict=True)]
     assert min(came) >= steps // 2 - 2
-    rig.finish()
+    run.finish()
 
 
 def test_one_that_is_struck_twice_elsewhere_while_it_decodes_goes_on_alone():
     """Nothing of it was in flight then: its executor must not wait for an answer that nobody owes."""
-    rig = Rig(limits(), window=1)
-    (suspect,) = rig.add("suspect", [1, 2, 3], max_tokens=9)
-    rig.step()
+    run = Scheduling(limits(), window=1)
+    (suspect,) = run.add("suspect", [1, 2, 3], max_tokens=9)
+    run.step()
     for _ in range(2):
-        rig.scheduler.sequences.strike({suspect: 0}, "")
-    rig.step()
+        run.scheduler.sequences.strike({suspect: 0}, "")
+    run.step()
     assert suspect.strikes == 0
-    rig.finish()
+    run.finish()
 
 
 def test_a_third_failure_in_company_proves_nothing():
-    rig = Rig(limits())
-    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=30)
-    rig.plan(1)
-    rig.answer(1)
-    (other,) = rig.add("b", [4, 5], max_tokens=30)
+    run = Scheduling(limits())
+    (sequence,) = run.add("a", [1, 2, 3], max_tokens=30)
+    run.plan(1)
+    run.answer(1)
+    (other,) = run.add("b", [4, 5], max_tokens=30)
     sequence.strikes = 2
-    assert rig.scheduler.sequences.strike({sequence: 0, other: 0}, "x") == []
-    assert [end.sequence for end in rig.scheduler.sequences.strike({sequence: 0}, "x")] == [sequence]
+    assert run.scheduler.sequences.strike({sequence: 0, other: 0}, "x") == []
+    assert [end.sequence for end in run.scheduler.sequences.strike({sequence: 0}, "x")] == [sequence]
 
 
 def test_a_suspect_does_not_starve_those_that_run():
-    rig = Rig(limits())
-    (running,) = rig.add("running", [1, 2, 3], max_tokens=20)
-    rig.step()
-    (suspect,) = rig.add("suspect", [4, 5, 6], max_tokens=20, priority=-1)
+    run = Scheduling(limits())
+    (running,) = run.add("running", [1, 2, 3], max_tokens=20)
+    run.step()
+    (suspect,) = run.add("suspect", [4, 5, 6], max_tokens=20, priority=-1)
     for _ in range(2):
-        rig.scheduler.sequences.strike({suspect: 0}, "")
-    rig.finish()
-    assert [rig.ends[s].reason for s in (running, suspect)] == ["length", "length"]
+        run.scheduler.sequences.strike({suspect: 0}, "")
+    run.finish()
+    assert [run.ends[s].reason for s in (running, suspect)] == ["length", "length"]
 
 
 def test_one_that_becomes_a_suspect_in_company_that_has_taken_the_room_waits_for_its_turn():
     """Blamed for a plan on another executor while it runs here: it was not admitted alone."""
-    rig = Rig(limits(num_blocks=8, max_batch_tokens=8, max_num_seqs=4), look_ahead=False)
-    (company,) = rig.add("company", [1, 2, 3], max_tokens=20)
-    rig.step()
-    (suspect,) = rig.add("suspect", [7] * 24, max_tokens=3)
-    rig.plan()
+    run = Scheduling(limits(num_blocks=8, max_batch_tokens=8, max_num_seqs=4), look_ahead=False)
+    (company,) = run.add("company", [1, 2, 3], max_tokens=20)
+    run.step()
+    (suspect,) = run.add("suspect", [7] * 24, max_tokens=3)
+    run.plan()
     assert suspect.epoch == 1
-    blocks = rig.scheduler.executor(1).blocks
+    blocks = run.scheduler.executor(1).blocks
     blocks.allocate(blocks.num_free)  # by others who run here
     for _ in range(2):
-        rig.scheduler.sequences.strike({suspect: 24}, "")
-    while rig.sent[1]:
-        rig.scheduler.commit(rig.executors[1].run(rig.sent[1].popleft()))
-    rig.scheduler.plan(1)
+        run.scheduler.sequences.strike({suspect: 24}, "")
+    while run.sent[1]:
+        run.scheduler.commit(run.executors[1].run(run.sent[1].popleft()))
+    run.scheduler.plan(1)
     assert (suspect.epoch, company.epoch) == (0, 1)
 
 
 def test_a_suspect_is_tried_on_another_executor():
-    rig = Rig(limits())
-    rig.memberships[1].executor = "broken"
-    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=5)
-    rig.plan(1)
-    fail(rig, 1)
+    run = Scheduling(limits())
+    run.memberships[1].executor = "broken"
+    (sequence,) = run.add("a", [1, 2, 3], max_tokens=5)
+    run.plan(1)
+    fail(run, 1)
     assert sequence.failed_on == "broken"
-    broken = rig.join(limits(), name="broken")
-    assert rig.plan(broken) is not None, "once may be chance"
-    fail(rig, broken)
-    broken = rig.join(limits(), name="broken")
-    other = rig.join(limits(), name="other")
-    assert rig.plan(broken) is None
-    assert rig.plan(other) is not None
-    rig.answer(other)
-    rig.finish()
+    broken = run.join(limits(), name="broken")
+    assert run.plan(broken) is not None, "once may be chance"
+    fail(run, broken)
+    broken = run.join(limits(), name="broken")
+    other = run.join(limits(), name="other")
+    assert run.plan(broken) is None
+    assert run.plan(other) is not None
+    run.answer(other)
+    run.finish()
 
 
 def test_one_that_is_full_keeps_nobody_from_an_idle_executor():
     """Sequences with tokens insist on their model; those behind them in the queue do not wait for it."""
-    rig = Rig(limits())
+    run = Scheduling(limits())
     for _ in range(2):
-        rig.join(limits(num_blocks=8, max_num_seqs=8), model="old")
-    rig.lose(1)
+        run.join(limits(num_blocks=8, max_num_seqs=8), model="old")
+    run.lose(1)
     for i in range(150):
-        rig.add(f"old{i}", [i, 1, 2, 3], max_tokens=20)
+        run.add(f"old{i}", [i, 1, 2, 3], max_tokens=20)
     for _ in range(60):
-        rig.step()
-    home = next(executor.epoch for executor in rig.scheduler.executors if executor.num_running)
-    for sequence in [sequence for sequence in rig.scheduler if sequence.state is State.WAITING]:
+        run.step()
+    home = next(executor.epoch for executor in run.scheduler.executors if executor.num_running)
+    for sequence in [sequence for sequence in run.scheduler if sequence.state is State.WAITING]:
         sequence.tokens.append(7)  # all have begun with the old model
         sequence.model = "old"
-        rig.scheduler.sequences.answer_begins(sequence)
-    rig.lose(5 - home)
-    new = rig.join(limits(), model="new")
-    (fresh,) = rig.add("fresh", [1, 2, 3], max_tokens=5)
-    rig.step()
-    rig.step()
+        run.scheduler.sequences.answer_begins(sequence)
+    run.lose(5 - home)
+    new = run.join(limits(), model="new")
+    (fresh,) = run.add("fresh", [1, 2, 3], max_tokens=5)
+    run.step()
+    run.step()
     assert fresh.epoch == new
 
 
 def test_a_sequence_goes_on_with_its_model_as_long_as_an_executor_has_it():
-    rig = Rig()
-    rig.lose(1)
+    run = Scheduling()
+    run.lose(1)
     for _ in range(2):
-        rig.join(limits(), model="old")
-    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=60)
+        run.join(limits(), model="old")
+    (sequence,) = run.add("a", [1, 2, 3], max_tokens=60)
     for _ in range(5):
-        rig.step()
+        run.step()
     home = sequence.epoch
-    new = rig.join(limits(), model="new")
-    rig.lose(home)
+    new = run.join(limits(), model="new")
+    run.lose(home)
     for _ in range(5):
-        rig.step()
+        run.step()
     assert (sequence.epoch, sequence.model) == (5 - home, "old")
-    assert rig.scheduler.stats.model_changes == 0
-    rig.take_no_new(sequence.epoch)
-    rig.lose(sequence.epoch)
-    rig.finish()
-    assert (sequence.model, rig.scheduler.stats.model_changes) == ("new", 1)
-    assert rig.plans[new]
+    assert run.scheduler.stats.model_changes == 0
+    run.take_no_new(sequence.epoch)
+    run.lose(sequence.epoch)
+    run.finish()
+    assert (sequence.model, run.scheduler.stats.model_changes) == ("new", 1)
+    assert run.plans[new]
 
 
 def test_an_executor_that_finishes_ends_what_it_has_and_takes_nothing_new():
-    rig = Rig(limits(), limits())
-    (running,) = rig.add("running", [1, 2, 3], max_tokens=20)
-    rig.step()
+    run = Scheduling(limits(), limits())
+    (running,) = run.add("running", [1, 2, 3], max_tokens=20)
+    run.step()
     home = running.epoch
-    rig.take_no_new(home)
-    assert not rig.scheduler.is_spent(home)
-    fresh = [rig.add(str(i), [1, 2, 3, i], max_tokens=10)[0] for i in range(6)]
-    rig.step()
+    run.take_no_new(home)
+    assert not run.scheduler.is_spent(home)
+    fresh = [run.add(str(i), [1, 2, 3, i], max_tokens=10)[0] for i in range(6)]
+    run.step()
     assert {sequence.epoch for sequence in fresh} == {3 - home}
-    rig.finish()
-    assert rig.scheduler.is_spent(home)
-    assert max(len(rows(plan)) for plan in rig.plans[home]) == 1
+    run.finish()
+    assert run.scheduler.is_spent(home)
+    assert max(len(rows(plan)) for plan in run.plans[home]) == 1
 
 
 def test_a_finishing_executor_is_not_spent_before_its_last_tokens_have_landed():
-    rig = Rig(limits())
-    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=2)
-    rig.plan()
-    rig.plan()
+    run = Scheduling(limits())
+    (sequence,) = run.add("a", [1, 2, 3], max_tokens=2)
+    run.plan()
+    run.plan()
     assert sequence.state is State.COMPLETING
-    rig.take_no_new(1)
-    rig.answer()
-    assert not rig.scheduler.is_spent(1)
-    rig.answer()
-    assert rig.scheduler.is_spent(1)
+    run.take_no_new(1)
+    run.answer()
+    assert not run.scheduler.is_spent(1)
+    run.answer()
+    assert run.scheduler.is_spent(1)
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 4, 12])
 def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps):
-    first_life = Rig(limits(max_num_seqs=2))
+    first_life = Scheduling(limits(max_num_seqs=2))
     requests = [("a", [1, 2, 3]), ("b", [4, 5]), ("c", [6])]
     sequences = [first_life.add(name, prompt, max_tokens=10)[0] for name, prompt in requests]
     for _ in range(num_steps):
@@ -350,62 +351,57 @@ def test_restored_sequences_go_on_at_their_places_with_the_same_tokens(num_steps
     saved = [(s, first_life.scheduler.output_of(s)) for s in sequences if s not in first_life.ends]
     assert all(array("i", output.token_ids).tolist() == first_life.outputs[sequence] for sequence, output in saved)
 
-    rig = Rig(limits(max_num_seqs=1))
+    run = Scheduling(limits(max_num_seqs=1))
     for sequence, output in saved:
-        prompt = sequence.tokens[: sequence.num_prompt].tobytes()
-        submit = m.Submit(request_id=sequence.request_id, prompt=prompt, params=sequence.params)
-        (restored,) = rig.scheduler.restore(submit, sequence.arrival, [Earlier(output)], None)
-        assert rig.scheduler.output_of(restored) == output
-        rig.outputs[restored] = array("i", output.token_ids).tolist()
-    (late,) = rig.add("late", [7], max_tokens=2)
+        asked = submit(sequence.request_id, sequence.tokens[: sequence.num_prompt], max_tokens=10)
+        (restored,) = run.scheduler.restore(asked, sequence.arrival, [Earlier(output)], None)
+        assert run.scheduler.output_of(restored) == output
+        run.outputs[restored] = array("i", output.token_ids).tolist()
+    (late,) = run.add("late", [7], max_tokens=2)
     assert late.arrival > max(sequence.arrival for sequence, _ in saved)
-    rig.finish()
-    assert [sequence.request_id for sequence in rig.ends] == [s.request_id for s, _ in saved] + ["late"]
+    run.finish()
+    assert [sequence.request_id for sequence in run.ends] == [s.request_id for s, _ in saved] + ["late"]
 
 
 def test_the_deadline_of_a_restored_request_counts_from_its_first_life():
-    rig = Rig(limits())
-    submit = m.Submit(request_id="a", prompt=array("i", [1]).tobytes(), params=m.SamplingParams(max_tokens=9))
-    rig.scheduler.restore(submit, 5, [Earlier()], -3.0)
-    (end,) = done(rig.scheduler.expire(0.0))
+    run = Scheduling(limits())
+    run.scheduler.restore(submit("a"), 5, [Earlier()], -3.0)
+    (end,) = done(run.scheduler.expire(0.0))
     assert end.code == "deadline_exceeded"
 
 
 def test_a_token_that_lands_elsewhere_clears_strikes_too():
     """A chunk of its prompt is in flight on one executor, it goes on with another, and the first one fails."""
-    rig = Rig(limits(max_batch_tokens=8), limits())
-    (sequence,) = rig.add("a", list(range(50)), max_tokens=9)
-    rig.plan(1)
-    rig.scheduler.sequences.preempt(rig.scheduler.executor(1), sequence)
-    rig.drain(1)
-    rig.plan(2)
-    fail(rig, 1)
+    run = Scheduling(limits(max_batch_tokens=8), limits())
+    (sequence,) = run.add("a", list(range(50)), max_tokens=9)
+    run.plan(1)
+    run.scheduler.sequences.preempt(run.scheduler.executor(1), sequence)
+    run.drain(1)
+    run.plan(2)
+    fail(run, 1)
     assert (sequence.strikes, sequence.epoch) == (1, 2)
-    rig.answer(2)
+    run.answer(2)
     assert sequence.strikes == 0
-    rig.finish()
+    run.finish()
 
 
 def test_a_token_that_lands_after_a_preemption_clears_strikes_too():
-    rig = Rig(limits())
-    (sequence,) = rig.add("a", [1, 2, 3], max_tokens=9)
-    rig.plan(1)
-    fail(rig, 1)
-    rig.join(limits())
-    rig.plan(2)
-    rig.scheduler.sequences.preempt(rig.scheduler.executor(2), sequence)
+    run = Scheduling(limits())
+    (sequence,) = run.add("a", [1, 2, 3], max_tokens=9)
+    run.plan(1)
+    fail(run, 1)
+    run.join(limits())
+    run.plan(2)
+    run.scheduler.sequences.preempt(run.scheduler.executor(2), sequence)
     assert sequence.strikes == 1
-    rig.answer(2)
+    run.answer(2)
     assert sequence.strikes == 0
-    rig.finish()
+    run.finish()
 
 
 def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
-    rig = Rig(limits(num_blocks=64))
-    (sequence,) = rig.add("a", [1] * 100, max_tokens=100)
     after = Scheduler()
-    submit = m.Submit(request_id="a", prompt=array("i", [1] * 100).tobytes(), params=sequence.params)
-    (restored,) = after.restore(submit, 0, [Earlier()], None)
+    (restored,) = after.restore(submit("a", [1] * 100, max_tokens=100), 0, [Earlier()], None)
     after.remember({"large": Capacity.of(limits(num_blocks=64))})
     after.add_executor(Membership(1, "small", "", limits(num_blocks=8)))
     assert done(after.expire(0.0)) == []
@@ -418,12 +414,11 @@ def test_what_fitted_before_a_restart_waits_for_an_executor_that_it_fits():
 def test_a_place_in_the_queue_outlives_the_scheduler():
     """Also one that a later release would give differently."""
     after = Scheduler()
-    prompt = array("i", [1]).tobytes()
-    submit = m.Submit(request_id="a", prompt=prompt, params=m.SamplingParams(max_tokens=5), n=2, priority=-3)
+    asked = submit("a", [1], max_tokens=5, n=2, priority=-3)
     share = Share(weight=2.0, cost=16.0, start=300.0, place=12)
-    restored = after.restore(submit, 70, [Earlier(), Earlier()], None, share)
+    restored = after.restore(asked, 70, [Earlier(), Earlier()], None, share)
     assert [sequence.rank for sequence in restored] == [(12, 70), (20, 71)]
-    (later,) = after.add(msgspec.structs.replace(submit, request_id="b", n=1))
+    (later,) = after.add(msgspec.structs.replace(asked, request_id="b", n=1))
     assert (later.start, later.rank) == (300 + 16, (316 - 3 * SEQUENCES_A_PRIORITY * 16, 72))
 
 
@@ -435,10 +430,7 @@ def test_what_executors_could_hold_before_a_restart_counts_for_the_grace(is_reme
         after.remember({"large": Capacity.of(limits(num_blocks=64))})
 
     def add(name, max_tokens, now):
-        submit = m.Submit(
-            request_id=name, prompt=array("i", [1] * 100).tobytes(), params=m.SamplingParams(max_tokens=max_tokens)
-        )
-        return after.add(submit, now)
+        return after.add(submit(name, [1] * 100, max_tokens=max_tokens), now)
 
     (early,) = add("early", 100, 0.0)
     after.add_executor(Membership(1, "small", "", limits(num_blocks=8)), 10.0)

@@ -1,7 +1,5 @@
 """Why a sequence waits, in the words that people are shown."""
 
-from array import array
-
 from common import messages as m
 from tests.support.service import Service
 
@@ -73,8 +71,7 @@ def test_its_own_tokens_in_flight():
 def test_prompts_of_others():
     service = Service()
     service.join("one", max_batch_tokens=8)
-    prompt = array("i", range(5, 65)).tobytes()
-    service.say(m.Submit(request_id="long", prompt=prompt, params=m.SamplingParams(max_tokens=2)))
+    service.submit("long", prompt=range(5, 65), max_tokens=2)
     service.turn(num_answers=1)
     service.submit("b", priority=m.MAX_PRIORITY)
     assert reasons(service) == {"b": "yields"}

@@ -15,7 +15,7 @@ from scheduler_svc.core.scheduling.waiting_queue import WaitingQueue
 from scheduler_svc.core.sequence import Sequence
 from tests.support.chores import done
 from tests.support.instructions import instructions_of
-from tests.support.rig import Rig, limits
+from tests.support.scheduling import Scheduling, limits
 
 
 def sequence(arrival, place, num_positions):
@@ -104,10 +104,10 @@ def test_an_executor_may_take_sequences_while_it_goes_through_its_candidates(tak
 def test_an_executor_that_joins_costs_the_same_with_any_queue(num_executors):
     costs = []
     for num_waiting in (100, 1000):
-        rig = Rig(*(limits(max_num_seqs=1) for _ in range(num_executors)), max_waiting=10_000)
+        run = Scheduling(*(limits(max_num_seqs=1) for _ in range(num_executors)), max_waiting=10_000)
         for i in range(num_waiting):
-            rig.add(f"waiting {i}", [5, 6, i % 1000], max_tokens=8 + i % 100)
-        scheduler = rig.scheduler
+            run.add(f"waiting {i}", [5, 6, i % 1000], max_tokens=8 + i % 100)
+        scheduler = run.scheduler
 
         def turn(scheduler=scheduler):
             """It restarts; what follows is done once, in the next tick."""
@@ -128,50 +128,50 @@ def crowded(why, num_waiting):
         "pool": (8, 100, 500),
         "other": (8, 4096, 100),
     }[why]
-    rig = Rig(limits(num_blocks=blocks, max_num_seqs=lanes, max_model_len=500), max_waiting=10_000)
+    run = Scheduling(limits(num_blocks=blocks, max_num_seqs=lanes, max_model_len=500), max_waiting=10_000)
     if why == "pool":
-        rig.join(limits(num_blocks=1000, max_model_len=1000))
-        rig.lose(2)
+        run.join(limits(num_blocks=1000, max_model_len=1000))
+        run.lose(2)
     if why == "other":
-        rig.join(limits(num_blocks=4096, max_num_seqs=1, max_model_len=500), model="another")
+        run.join(limits(num_blocks=4096, max_num_seqs=1, max_model_len=500), model="another")
     for i in range(2):
-        rig.add(f"running {i}", [i + 1], max_tokens=190)
+        run.add(f"running {i}", [i + 1], max_tokens=190)
     for _ in range(3):
-        rig.step()
+        run.step()
     for i in range(num_waiting):
-        (waiting,) = rig.add(f"waiting {i}", [5, 6, i % 1000], max_tokens=max_tokens)
+        (waiting,) = run.add(f"waiting {i}", [5, 6, i % 1000], max_tokens=max_tokens)
         if why == "other":  # they have begun with a model that one executor has, all of whose lanes are held
             waiting.tokens.append(1)
             waiting.model = "another"
-            rig.outputs[waiting].append(1)
-            rig.scheduler.sequences.answer_begins(waiting)
+            run.outputs[waiting].append(1)
+            run.scheduler.sequences.answer_begins(waiting)
     for _ in range(2):
-        rig.step()
-    return rig
+        run.step()
+    return run
 
 
 @pytest.mark.parametrize("why", ["lanes", "memory", "pool", "other"])
 def test_a_plan_costs_the_same_with_any_number_of_sequences_that_cannot_run(why):
     costs = []
     for num_waiting in (100, 1000):
-        rig = crowded(why, num_waiting)
-        assert num_waiting - 1 <= rig.scheduler.num_waiting <= num_waiting
-        rig.answer(1)
-        costs.append(instructions_of(partial(rig.scheduler.plan, 1)))
+        run = crowded(why, num_waiting)
+        assert num_waiting - 1 <= run.scheduler.num_waiting <= num_waiting
+        run.answer(1)
+        costs.append(instructions_of(partial(run.scheduler.plan, 1)))
     few, many = costs
     assert many <= 1.01 * few, "the queue is walked"
 
 
 def test_a_sequence_that_gets_its_first_token_while_it_waits_goes_on_with_that_model():
-    rig = Rig()
-    rig.lose(1)
+    run = Scheduling()
+    run.lose(1)
     for model in ("one", "two"):
-        rig.join(limits(), model=model)
-    (preempted,) = rig.add("a", [1, 2, 3], max_tokens=50)
-    rig.plan(2)
-    rig.scheduler.sequences.preempt(rig.scheduler.executor(2), preempted)
-    waiting = rig.scheduler.sequences.waiting
+        run.join(limits(), model=model)
+    (preempted,) = run.add("a", [1, 2, 3], max_tokens=50)
+    run.plan(2)
+    run.scheduler.sequences.preempt(run.scheduler.executor(2), preempted)
+    waiting = run.scheduler.sequences.waiting
     assert [executor.epoch for executor in waiting.executors_for(preempted)] == [2, 3]
-    rig.answer(2)
+    run.answer(2)
     assert [executor.epoch for executor in waiting.executors_for(preempted)] == [2]
-    rig.finish()
+    run.finish()

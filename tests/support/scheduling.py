@@ -1,21 +1,26 @@
-"""A scheduler with KV-oracle executors, run step by step without sockets or time."""
+"""A scheduler and its executors, step by step, without sockets, threads or time.
 
-from array import array
+The executors know what every KV slot holds (`oracle.py`). There is no fleet and no request manager: a test says who
+joins and leaves, and what is told to clients is what comes out of the scheduler. `core.py` has both, on sockets.
+"""
+
 from collections import deque
 from typing import Any
 
 from common import messages as m
 from common.plan import ExecutorLimits
+from scheduler_svc.core.executor.block_manager import BlockManager
+from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.fleet.membership import Membership, Standing
 from scheduler_svc.core.scheduling.config import SchedulerConfig
+from scheduler_svc.core.scheduling.plan_budget import PlanBudget
 from scheduler_svc.core.scheduling.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_output import SequenceEnd
 from tests.support.chores import done
 from tests.support.oracle import OracleExecutor, expected_output, expected_pooled, expected_prompt_logprobs
+from tests.support.submits import submit
 from tests.support.turns import plan_in_turn
-
-SUBMIT_FIELDS = ("n", "cache_salt", "priority", "timeout_s", "may_shorten", "client", "weight")
 
 
 def limits(**changes: Any) -> ExecutorLimits:
@@ -32,8 +37,23 @@ def limits(**changes: Any) -> ExecutorLimits:
     return ExecutorLimits(**(fields | changes))
 
 
-class Rig:
-    """Runs plans in the order they were made, and checks every invariant after each call.
+def with_executor(**parts: Any) -> type[Scheduler]:
+    """A scheduler whose executors have other parts: see the types that `ExecutorState` names."""
+    return type("OtherScheduler", (Scheduler,), {"executor_type": type("OtherExecutor", (ExecutorState,), parts)})
+
+
+def with_blocks(blocks: type[BlockManager]) -> type[Scheduler]:
+    """A scheduler whose executors manage their blocks in another way."""
+    return with_executor(block_manager_type=blocks)
+
+
+def with_budget(**limits: int) -> type[Scheduler]:
+    """A scheduler whose plans have other limits: see `PlanBudget`."""
+    return type("OtherScheduler", (Scheduler,), {"budget_type": type("OtherBudget", (PlanBudget,), limits)})
+
+
+class Scheduling:
+    """A scheduler and its executors: plans run in the order they were made, and each call checks every invariant.
 
     Attributes:
         outputs, ends: what came out of each sequence, and how it ended.
@@ -91,15 +111,8 @@ class Rig:
         self.scheduler.executor_leaves(epoch)
 
     def add(self, request_id: str, prompt: list[int], *, now: float = 0.0, **fields: Any) -> list[Sequence]:
-        """Submit a request; what is no field of Submit is one of SamplingParams."""
-        submit = {key: fields.pop(key) for key in SUBMIT_FIELDS if key in fields}
-        message = m.Submit(
-            request_id=request_id,
-            prompt=array("i", prompt).tobytes(),
-            params=m.SamplingParams(**({"max_tokens": 8} | fields)),
-            **submit,
-        )
-        sequences = self.scheduler.add(message, now)
+        """Submit a request of eight tokens; see `submit`."""
+        sequences = self.scheduler.add(submit(request_id, prompt, **({"max_tokens": 8} | fields)), now)
         self.outputs.update({sequence: [] for sequence in sequences})
         return sequences
 
