@@ -14,6 +14,8 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
@@ -144,6 +146,14 @@ class FakeCuda:
                 raise AssertionError(f"{at - address} bytes from the start there is nothing that may be touched")
             at = start + self.mapped[start][0]
         return (ctypes.c_ubyte * num_bytes).from_address(address)
+
+    def as_tensor(self, view, device=None):
+        """A tensor of mapped memory, in place of torch.as_tensor: it is the host's, and keeps the view."""
+        interface = view.__cuda_array_interface__
+        address, (num_bytes,) = interface["data"][0], interface["shape"]
+        kept = type("Kept", (ctypes.c_ubyte * num_bytes,), {}).from_address(address)
+        kept.view = view
+        return torch.frombuffer(kept, dtype=torch.uint8)
 
     @call
     def cuInit(self, flags):

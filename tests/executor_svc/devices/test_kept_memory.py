@@ -12,9 +12,9 @@ from executor_svc.devices.kept_memory import KeptMemory
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.keeper.memory import HUGE_PAGE_BYTES, Mapping
 from executor_svc.keeper.tag import PoolTag
-from executor_svc.model.attention import KVGeometry, new_cache
+from executor_svc.model.attention import new_cache
+from tests.executor_svc.pools import GEOMETRY
 
-GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32)  # 8 KiB a part
 NUM_BLOCKS = 1000
 
 

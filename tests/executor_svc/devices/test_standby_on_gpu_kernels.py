@@ -16,7 +16,6 @@ from executor_svc.devices.kept_memory import KeptMemory
 from executor_svc.model.attention import KVGeometry
 from tests.executor_svc import harness
 from tests.executor_svc.conftest import Make
-from tests.executor_svc.devices.test_cuda_weights import on_the_host
 from tests.executor_svc.gpu_kernels import CalledAgain, assert_same_tokens, start_on_gpu_kernels
 from tests.executor_svc.recorded import BLOCK_SIZE, OPTIONS, record
 from tests.support.fake_cuda import FakeCuda
@@ -24,13 +23,6 @@ from tests.support.fake_cuda import FakeCuda
 NUM_BLOCKS = int(OPTIONS["num_blocks"])
 GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=64, block_size=BLOCK_SIZE, dtype=torch.float32)
 PAGE = 4096  # two in each block of a layer's keys
-
-
-class HostPool(CudaMapping):
-    """A pool whose tensors are the host's, since that is where the interpreter computes."""
-
-    def tensor(self) -> torch.Tensor:
-        return on_the_host(self.view())
 
 
 class CalledOnceBefore(CalledAgain):
@@ -47,8 +39,8 @@ class CalledOnceBefore(CalledAgain):
             part()
 
 
-def make_pool(cuda: FakeCuda) -> HostPool:
-    return HostPool(CudaMemory(0, cuda), (NUM_BLOCKS + 1) * GEOMETRY.block_bytes)
+def make_pool(cuda: FakeCuda) -> CudaMapping:
+    return CudaMapping(CudaMemory(0, cuda, cuda.as_tensor), (NUM_BLOCKS + 1) * GEOMETRY.block_bytes)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from executor_svc.keeper.memory import HUGE_PAGE_BYTES, create_memory, seal_read
 from executor_svc.model import weight_file
 from executor_svc.model.packing import TensorSpec
 from executor_svc.model.weight_file import ALIGNMENT, WeightFileError, WeightWriter, place_tensors, read_tensors
-from tests.executor_svc.kept import MEMFDS
+from tests.executor_svc.obtaining import MEMFDS
 
 KIND = WeightsKind(dtype="bfloat16", quantization="none", packing="plain-1")
 SPECS = {
