@@ -22,10 +22,10 @@ from executor_svc.runner.group_runner import pack, unpack
 from executor_svc.runner.prompt_logprobs import PromptLogprobs
 from executor_svc.runner.runner import Runner
 from tests.executor_svc.conftest import Make
+from tests.executor_svc.constraint_cases import CASES
 from tests.executor_svc.gpu_kernels import start_on_gpu_kernels
 from tests.executor_svc.harness import Driver, Pool, Row, int32, make_plan, run, start, through_the_wire
 from tests.executor_svc.ranks import CPU, in_threads, start_rank
-from tests.executor_svc.runner.test_asked_steps import CASES
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
 from tests.support.effort import examples
 
