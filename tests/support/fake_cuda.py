@@ -1,5 +1,8 @@
 """CUDA's driver as Python's bindings give it, over the host's memory: an allocation is a memfd.
 
+Of the stand-ins for a GPU this is the small one, which every machine runs, refuses any call on demand, and whose memory
+Triton's interpreter computes in; it has no streams, kernels or graphs (docs/gpu.md, "Five stand-ins for a GPU").
+
 So an allocation lives while a descriptor or a mapping of it is left in some process, as CUDA documents of its own. The
 driver keeps books of what this process has, and refuses what CUDA refuses: sizes that are no multiple of the
 granularity, addresses that are not reserved or already mapped, parts of a mapping, handles that are gone.
@@ -296,9 +299,11 @@ class FakeCuda:
 
     @call
     def cuMemcpyHtoD(self, address, source, num_bytes):
-        if any(start <= address < start + size and access == READ for start, (size, access) in self.mapped.items()):
-            raise Refused
-        ctypes.memmove(self.bytes_at(address, num_bytes), source, num_bytes)
+        try:
+            target = self.bytes_at(address, num_bytes)
+        except AssertionError as error:
+            raise Refused from error
+        ctypes.memmove(target, source, num_bytes)
 
     @call
     def cuMemcpyDtoH(self, target, address, num_bytes):
