@@ -167,7 +167,7 @@ def starts_of_lanes_come_by_a_stream_of_their_own() -> Sequence[Plant]:
 @_fault
 def no_step_asks_before_serving() -> Sequence[Plant]:
     """14: the kernels of what samples ask for are not compiled."""
-    return [Plant(f"{RUNNER}._take_spare_memory", lambda _: [], "_asking_plans")]
+    return [Plant(f"{RUNNER}._take_spare_memory", lambda _: [], "asking_plans")]
 
 
 @_fault

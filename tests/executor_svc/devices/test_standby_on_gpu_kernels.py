@@ -59,11 +59,11 @@ def test_trial_steps_touch_the_padding_block_alone_and_their_graphs_go_on_with_t
     num_mapped = sum(size for size, _ in cuda.mapped.values()) - maker.num_bytes
     assert num_mapped == PAGE + 2 * GEOMETRY.num_layers * block_bytes, "the first page, and the padding blocks"
 
-    runner, limits = start_on_gpu_kernels(folder, [1, 2, 4], [8, 16, 24], memory)
+    graphs = CalledOnceBefore()
+    runner, limits = start_on_gpu_kernels(folder, [1, 2, 4], [8, 16, 24], memory, graphs)
     runner.warm_up()
-    runner._graphs = graphs = CalledOnceBefore()
-    runner._record_steps()
-    for columns in [*runner._largest_plans(), *list(runner._asking_plans())[::3]]:
+    runner.record_steps()
+    for columns in [*runner.largest_plans(), *list(runner.asking_plans())[::3]]:
         runner.run(columns)
 
     assert maker.descriptor is not None

@@ -19,7 +19,7 @@ from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.runner.group_runner import pack, unpack
 from tests.executor_svc.conftest import Make
 from tests.executor_svc.constraint_cases import CASES, EVERYTHING, constraints, ints
-from tests.executor_svc.harness import Row, make_plan, start
+from tests.executor_svc.harness import Row, make_plan, start, with_last_norm
 from tests.executor_svc.ranks import in_threads, start_rank
 from tests.support.checkpoints import VOCAB_SIZE, reference_model
 from tests.support.effort import examples
@@ -163,10 +163,10 @@ def test_a_row_whose_tokens_are_all_banned_ends_with_an_error(checkpoint: Make) 
 
 
 @pytest.mark.parametrize("asked", [None, EVERYTHING], ids=["plain", "constrained"])
-def test_a_model_that_says_nan_twice_gives_an_end_and_no_token(checkpoint: Make, asked: m.Constraints | None) -> None:
-    runner, limits = start(checkpoint(preset="tiny"), **OPTIONS)
-    with torch.inference_mode():
-        runner._model._norm.fill_(torch.nan)
+def test_a_model_that_says_nan_twice_gives_an_end_and_no_token(
+    checkpoint: Make, tmp_path: Path, asked: m.Constraints | None
+) -> None:
+    runner, limits = start(with_last_norm(checkpoint(preset="tiny"), tmp_path / "model", math.nan), **OPTIONS)
     answers = serve([(runner, limits)], [submit("a", [1, 2], 9, constraints=asked, temperature=1.0, logprobs=2)])
     assert answers["a", 0].tokens == []
     assert answers["a", 0].end is not None
