@@ -26,6 +26,12 @@ class Log:
     def events(self) -> list[str]:
         return [event for event, _ in self.lines]
 
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        """The facts of warnings."""
+        levels = [each["log_level"] for each in self._entries]
+        return [facts for (_, facts), level in zip(self.lines, levels, strict=True) if level == "warning"]
+
 
 @contextmanager
 def logged() -> Iterator[Log]:

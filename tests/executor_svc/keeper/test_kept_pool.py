@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from common.errors import BatonError, TryAgainError
-from executor_svc import startup
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaMemory
@@ -26,6 +25,7 @@ from executor_svc.keeper.pool_memory import Span
 from executor_svc.model.rank_group import SINGLE_RANK
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.step_loop import QueuedPlan, StepLoop
+from executor_svc.startup import start_executor
 from tests.executor_svc.fake_keeper import FakeKeeper, FakeLink
 from tests.executor_svc.pools import GEOMETRY, KIND, NUM_BLOCKS
 from tests.support.fake_cuda import FakeCuda, bytes_of_all_processes
@@ -260,16 +260,15 @@ def test_an_executor_that_finds_no_pool_gives_back_what_others_have_left_on_its_
 
 
 @pytest.mark.parametrize("left", [0, 2**30])
-def test_memory_that_runs_out_is_taken_from_what_no_executor_uses(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_is_taken_from_what_no_executor_uses(left: int) -> None:
     """The process ends in either case, and its supervisor starts it again."""
 
-    def runs_out(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+    class RunsOut(FakeKeeper):
+        def find_weights(self, *_: object, **__: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
-    keeper = FakeKeeper(room=left)
-    monkeypatch.setattr(startup, "_start", runs_out)
-    monkeypatch.setattr(CpuPlatform, "kept_device", lambda _: "GPU-1")
+    keeper: Any = RunsOut(room=left)
     with pytest.raises(TryAgainError, match="memory runs out while the executor starts") as raised:
-        startup.start_executor(ExecutorOptions(device="cpu"), None, FakeLink(keeper))  # type: ignore[arg-type]
-    assert keeper.calls == ["drop pools on GPU-1"]
+        start_executor(ExecutorOptions(device="cpu"), keeper, FakeLink(keeper))  # type: ignore[arg-type]
+    assert keeper.calls == ["drop pools on cpu"]
     assert ("start again" in str(raised.value)) == bool(left)
