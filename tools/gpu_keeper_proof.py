@@ -28,7 +28,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tools import gpu_keeper_roles as roles
 from tools.gpu_children import Children, Fault, Figures, MakeDriver, failed, has_cuda
@@ -170,13 +170,19 @@ def main(arguments: list[str] | None = None, make_driver: MakeDriver | None = No
     parser = argparse.ArgumentParser("python -m tools.gpu_keeper_proof")
     parser.add_argument("--seconds", default=110.0, type=float, help="after which it ends")
     options = parser.parse_args(arguments)
-    codes = []
+    outcomes = []
     for figures in proofs(Children(roles.play, make_driver, options.seconds)):
         told = figures if figures["outcome"] != "refuted" else {"then": THEN[figures["statement"]]} | figures
         if told.get("then") == ANCHOR and figures["outcome"] == "refuted":
             told["then"] = THEN["anchored"]
         print(json.dumps(told), flush=True)
-        codes.append(EXIT_CODES[str(figures["outcome"])])
+        outcomes.append(str(figures["outcome"]))
+    return exit_code(outcomes)
+
+
+def exit_code(outcomes: Iterable[str]) -> int:
+    """What the command exits with: 0 if all is proven; else 1 before 2 before 3, see `EXIT_CODES`."""
+    codes = {EXIT_CODES[outcome] for outcome in outcomes}
     return next((code for code in (1, 2, 3) if code in codes), 0)
 
 

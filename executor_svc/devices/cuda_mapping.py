@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from common.errors import BatonError
@@ -32,11 +31,9 @@ class MappedBytes:
 
     Args:
         address: of the first one.
-        index: of the GPU among those that this process sees.
     """
 
-    def __init__(self, address: int, num_bytes: int, index: int) -> None:
-        self._index = index
+    def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": (num_bytes,),
             "typestr": "|u1",
@@ -44,10 +41,6 @@ class MappedBytes:
             "strides": None,
             "version": 3,
         }
-
-    def tensor(self) -> Tensor:
-        """All bytes, as uint8. It keeps this object as long as it or a view of it lives."""
-        return torch.as_tensor(self, device=torch.device("cuda", self._index))
 
 
 class CudaMapping:
@@ -77,13 +70,13 @@ class CudaMapping:
         # torch asks the driver on which device the first address lies, and the driver says so of mapped ones alone.
         assert self._mapped
         assert self._mapped[0].start == 0
-        view = MappedBytes(self._base, self.num_bytes, self._memory.index)
+        view = MappedBytes(self._base, self.num_bytes)
         self._views.add(view)
         return view
 
     def tensor(self) -> Tensor:
         """See `TensorMemory.tensor`."""
-        return self.view().tensor()
+        return self._memory.tensor(self.view())
 
     def collapse(self, start: int, num_bytes: int) -> bool:
         """See `TensorMemory.collapse`: a GPU's memory comes in large pages, so there is nothing to ask for."""

@@ -9,7 +9,11 @@ prove for a descriptor in a process without CUDA. **None of this has run on a GP
 import importlib
 import os
 import uuid
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from common.errors import BatonError
 from common.installation import install_command
@@ -50,6 +54,7 @@ class CudaMemory:
     Args:
         index: of the GPU among those that this process sees, as torch counts.
         driver: the bindings; by default NVIDIA's.
+        as_tensor: makes a tensor of what has a CUDA array interface; by default torch does.
 
     Raises:
         CudaError: there is no such GPU, or no driver.
@@ -61,8 +66,9 @@ class CudaMemory:
     device: str
     """The GPU's unique id, the same in every process; of a MIG instance, that of the instance."""
 
-    def __init__(self, index: int, driver: Any = None) -> None:
+    def __init__(self, index: int, driver: Any = None, as_tensor: Callable[..., Tensor] = torch.as_tensor) -> None:
         self._driver = driver or load_driver()
+        self._as_tensor = as_tensor
         self.index = index
         self.call("cuInit", 0)
         self._ordinal = self.call("cuDeviceGet", index)
@@ -122,6 +128,10 @@ class CudaMemory:
     def release(self, handle: int) -> None:
         """Give a handle back. Mappings and descriptors of the memory keep it."""
         self.call("cuMemRelease", handle)
+
+    def tensor(self, view: object) -> Tensor:
+        """The bytes of what has a CUDA array interface. It keeps that object as long as it or a view of it lives."""
+        return self._as_tensor(view, device=torch.device("cuda", self.index))
 
     # --- addresses ---
 

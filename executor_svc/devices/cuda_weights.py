@@ -110,7 +110,7 @@ def _tensor(memory: CudaMemory, mapping: CudaMapping) -> Tensor:
     """A mapping's bytes; it lasts as long as they or a view of them."""
     view = mapping.view()
     weakref.finalize(view, _give_back, memory, mapping).atexit = False
-    return view.tensor()
+    return memory.tensor(view)
 
 
 def _give_back(memory: CudaMemory, mapping: CudaMapping) -> None:

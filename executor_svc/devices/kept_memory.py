@@ -28,15 +28,19 @@ class KeptMemory:
         kept: the pool.
         memory: its memory, which has to outlive the tensor.
         geometry, num_blocks: of the cache; it has one block more, for padding rows.
+        slow_s: no more huge pages are asked for when those of a step have taken longer.
 
     Attributes:
         pool: likewise.
     """
 
-    def __init__(self, kept: KeptPool, memory: TensorMemory, geometry: KVGeometry, num_blocks: int) -> None:
+    def __init__(
+        self, kept: KeptPool, memory: TensorMemory, geometry: KVGeometry, num_blocks: int, slow_s: float = SLOW_S
+    ) -> None:
         self.pool = kept
         self._memory = memory
         self._num_blocks = num_blocks
+        self._slow_s = slow_s
         self._num_parts = 2 * geometry.num_layers
         self._block_bytes = geometry.block_bytes // self._num_parts  # in one layer's keys, or values
 
@@ -62,7 +66,7 @@ class KeptMemory:
             first = part * (self._num_blocks + 1)
             is_huge &= self._collapse((first + reached) * self._block_bytes, (first + end) * self._block_bytes, reached)
         tag.num_asked_blocks = end
-        if not is_huge or (took_s := time.monotonic() - started_at) > SLOW_S:
+        if not is_huge or (took_s := time.monotonic() - started_at) > self._slow_s:
             reason = "the kernel makes none" if not is_huge else f"they took {took_s:.1f} s"
             log.info("no more huge pages for the pool", reason=reason, blocks=end)
             tag.num_asked_blocks = self._num_blocks

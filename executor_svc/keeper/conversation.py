@@ -8,6 +8,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from common import messages as m
@@ -18,12 +19,26 @@ from common.logging import get_logger
 from common.packets import PacketConnection
 from executor_svc.keeper.watchdog_process import WatchdogProcess
 
-ANSWER_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 0.2
 RETRY_INTERVAL_S = 1.0
-START_TIMEOUT_S = 5.0  # of a keeper that a supervisor may be starting at this moment
 START_RETRY_S = 0.1
 MAX_PACKETS = 16  # in a turn
+
+
+@dataclass(frozen=True)
+class KeeperTimeouts:
+    """How long an executor that starts waits for a keeper.
+
+    Attributes:
+        answer_s: for an answer.
+        start_s: for a keeper that a supervisor may be starting at this moment.
+    """
+
+    answer_s: float = 5.0
+    start_s: float = 5.0
+
+
+KEEPER_TIMEOUTS = KeeperTimeouts()
 
 Deposit = tuple[m.ToKeeper, tuple[int, ...]]
 """A message about something that this process holds, and its files."""
@@ -38,6 +53,7 @@ class Conversation:
         socket_path: the keeper's.
         executor_name: for operators.
         held: what is brought to a keeper that does not know it.
+        timeouts: while the executor starts.
 
     Attributes:
         num_connections: so far. The keeper behind a later one knows nothing of what was said over an earlier one.
@@ -46,11 +62,18 @@ class Conversation:
         KeeperError: there is no keeper, or it does not let this process in; the message names the path.
     """
 
-    def __init__(self, socket_path: Path, executor_name: str, held: Callable[[], Sequence[Deposit]]) -> None:
+    def __init__(
+        self,
+        socket_path: Path,
+        executor_name: str,
+        held: Callable[[], Sequence[Deposit]],
+        timeouts: KeeperTimeouts = KEEPER_TIMEOUTS,
+    ) -> None:
         self.num_connections = 0
         self._path = socket_path
         self._name = executor_name
         self._held = held
+        self._timeouts = timeouts
         self._instance = secrets.token_hex(16)
         self._watchdog = WatchdogProcess(socket_path, self._instance)
         self._connection: PacketConnection[m.FromKeeper] | None = None
@@ -91,9 +114,9 @@ class Conversation:
             retries: whether to ask the next keeper.
 
         Raises:
-            KeeperError: the keeper refuses, has gone, or takes ANSWER_TIMEOUT_S.
+            KeeperError: the keeper refuses, has gone, or takes too long.
         """
-        until = time.monotonic() + (START_TIMEOUT_S if retries else 0.0)
+        until = time.monotonic() + (self._timeouts.start_s if retries else 0.0)
         while True:
             try:
                 if self._connection is None:
@@ -229,11 +252,11 @@ class Conversation:
 
     def _await(self, *answers: type[m.FromKeeper]) -> tuple[m.FromKeeper, list[int]] | None:
         """None if the keeper has gone."""
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        deadline = time.monotonic() + self._timeouts.answer_s
         while self._connection is not None:
             if time.monotonic() >= deadline:
                 self.disconnect()  # an answer that came later would be taken for that to another question
-                raise self.error(f"did not answer within {ANSWER_TIMEOUT_S:.0f} s")
+                raise self.error(f"did not answer within {self._timeouts.answer_s:.0f} s")
             self.wait(None, deadline)
             for message, fds in self.take(1):
                 if isinstance(message, m.Standbys) or self._num_unanswered:

@@ -9,26 +9,29 @@ from pathlib import Path
 from common.errors import KeeperError
 from common.keeper_socket import default_socket
 from common.logging import get_logger
-from executor_svc.keeper.conversation import START_RETRY_S, START_TIMEOUT_S
+from executor_svc.keeper.conversation import KEEPER_TIMEOUTS, START_RETRY_S, KeeperTimeouts
 from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.link import KeeperLink
 
 log = get_logger("executor")
 
 
-def find_keeper(socket_path: Path | None, executor_name: str, *, is_required: bool) -> KeeperLink | None:
+def find_keeper(
+    socket_path: Path | None, executor_name: str, *, is_required: bool, timeouts: KeeperTimeouts = KEEPER_TIMEOUTS
+) -> KeeperLink | None:
     """A link to the keeper, if there is one.
 
     Args:
         socket_path: None looks where a keeper listens that was told nothing else; one that is named is waited for.
         is_required: without a keeper there is nothing to do.
+        timeouts: while the executor starts.
 
     Raises:
         KeeperError: there is none and it is required.
     """
     path = default_socket() if socket_path is None else socket_path
     try:
-        return _link(path, executor_name, 0.0 if socket_path is None else START_TIMEOUT_S)
+        return _link(path, executor_name, timeouts, 0.0 if socket_path is None else timeouts.start_s)
     except KeeperError as error:
         if is_required:
             raise KeeperError(f"{error}; a standby needs a keeper (start baton-keeper)") from error
@@ -37,11 +40,11 @@ def find_keeper(socket_path: Path | None, executor_name: str, *, is_required: bo
         return None
 
 
-def _link(path: Path, executor_name: str, wait_s: float) -> KeeperLink:
+def _link(path: Path, executor_name: str, timeouts: KeeperTimeouts, wait_s: float) -> KeeperLink:
     deadline = time.monotonic() + wait_s
     while True:
         try:
-            return KeeperLink(path, executor_name)
+            return KeeperLink(path, executor_name, timeouts)
         except KeeperError:
             if time.monotonic() >= deadline:
                 raise

@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from common import messages as m
 from common.errors import BatonError, KeeperError
@@ -16,11 +17,27 @@ from executor_svc.keeper.pool_ranks import Ranks, open_file_of, without
 from executor_svc.keeper.tag import PoolTag
 
 FIND_INTERVAL_S = 0.2
-TURN_S = 0.05  # in which a rank of a standby group waits for itself, before it hears of the others
-OTHERS_TIMEOUT_S = 15.0  # from the first rank's pool to the last one's: a rank that leaves in a step takes 12 s
 
 NOT_USED = "a kept pool is not used"
 NOT_KEPT = "no pool is kept for this executor"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How ranks wait for each other.
+
+    Attributes:
+        find_interval_s: between two looks for a pool.
+        turn_s: in which a rank of a standby group waits for itself, before it hears of the others.
+        others_s: from the first rank's pool to the last one's: a rank that leaves in a step takes 12 s.
+    """
+
+    find_interval_s: float = FIND_INTERVAL_S
+    turn_s: float = 0.05
+    others_s: float = 15.0
+
+
+PATIENCE = Patience()
 
 Told = tuple[int, int]
 """What a rank tells the others of what it did."""
@@ -68,6 +85,7 @@ class KeptPool:
         memory: of the pool, on the kind's device. A standby has put scratch memory there: what it has recorded of the
             addresses holds for the pool that takes the scratch memory's place.
         ranks: of the executor.
+        patience: of the ranks with each other.
 
     Attributes:
         link: to the keeper.
@@ -75,7 +93,15 @@ class KeptPool:
         is_new: whether this executor has made the pool that it holds.
     """
 
-    def __init__(self, link: KeeperLink, kind: m.PoolKind, num_blocks: int, memory: PoolMemory, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        link: KeeperLink,
+        kind: m.PoolKind,
+        num_blocks: int,
+        memory: PoolMemory,
+        ranks: Ranks,
+        patience: Patience = PATIENCE,
+    ) -> None:
         assert memory.device == kind.device
         assert (ranks.rank, ranks.size) == (kind.rank, kind.num_ranks)
         self.link = link
@@ -85,6 +111,7 @@ class KeptPool:
         self._num_blocks = num_blocks
         self._memory = memory
         self._ranks = ranks
+        self._patience = patience
         self._next_tag: PoolTag | None = None
         self._tag_fd: int | None = None  # while a pool is made
 
@@ -115,7 +142,7 @@ class KeptPool:
         """
         held_since = None
         while True:
-            until = math.inf if self._ranks.size == 1 else time.monotonic() + TURN_S
+            until = math.inf if self._ranks.size == 1 else time.monotonic() + self._patience.turn_s
             if self.link.pool is None:
                 self.link.wait_for_pool(self._kind, self._num_blocks, interrupt_fd, waiting, until)
             else:
@@ -123,7 +150,7 @@ class KeptPool:
                 self.link.tick(time.monotonic(), "seeking")
             if self.link.pool is not None and held_since is None:
                 held_since = time.monotonic()
-            is_late = held_since is not None and time.monotonic() - held_since > OTHERS_TIMEOUT_S
+            is_late = held_since is not None and time.monotonic() - held_since > self._patience.others_s
             rows = self._ranks.gather([held_since is not None, _is_readable(interrupt_fd), is_late])
             held, interrupted, late = map(list, zip(*rows, strict=True))
             if any(interrupted):
@@ -183,7 +210,7 @@ class KeptPool:
     def _lease(self) -> bool:
         """Lease a pool without a holder. If some ranks have one, the others wait a little: the processes of a group do
         not end at one moment."""
-        give_up_at = time.monotonic() + OTHERS_TIMEOUT_S
+        give_up_at = time.monotonic() + self._patience.others_s
         while True:
             waits = False
             with contextlib.suppress(KeeperError):  # which `_renew` meets again, and says
@@ -196,7 +223,7 @@ class KeptPool:
             if not all(map(any, rows)):
                 log.warning(NOT_USED, reason=f"there is none for {without(held)}")
                 return False
-            time.sleep(FIND_INTERVAL_S)
+            time.sleep(self._patience.find_interval_s)
 
     def _go_on(self) -> bool:
         """Use the pools that are held. If that cannot be, new ones take their place: no one else could use them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import messages as m
 from common.logging import get_logger
-from executor_svc.keeper.conversation import Conversation, Deposit
+from executor_svc.keeper.conversation import KEEPER_TIMEOUTS, Conversation, Deposit, KeeperTimeouts
 from executor_svc.keeper.held import HeldPool, HeldWeights
 
 LONGEST_WAIT_S = 500.0  # for weights; ranks wait 600 s for each other
@@ -28,6 +28,7 @@ class KeeperLink:
     Args:
         socket_path: the keeper's.
         executor_name: for operators.
+        timeouts: while the executor starts.
 
     Attributes:
         pool: what this process holds; None before it holds one.
@@ -36,11 +37,11 @@ class KeeperLink:
         KeeperError: there is no keeper, or it does not let this process in; the message names the path.
     """
 
-    def __init__(self, socket_path: Path, executor_name: str) -> None:
+    def __init__(self, socket_path: Path, executor_name: str, timeouts: KeeperTimeouts = KEEPER_TIMEOUTS) -> None:
         self.pool: HeldPool | None = None
         self._weights: list[HeldWeights] = []
         self._waits_at = 0  # over the connection of this number the keeper was told that this is a standby
-        self._talk = Conversation(socket_path, executor_name, self._held)
+        self._talk = Conversation(socket_path, executor_name, self._held, timeouts)
 
     # --- at the start; each raises KeeperError if the keeper refuses, has gone or does not answer ---
 

@@ -26,8 +26,8 @@ from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks
 from kernels.reference import mask_words
 
 MASK_MAY_TAKE_S = 0.02  # that a step waits for; twice of what is slow, as other threads may have the processor
-MAX_LATE = 32  # late lanes whose masks are found again; what else begins was given up, or begins anew
-_IDLE_PLANS = 256  # a lane that so many plans did not need keeps its tokens, and no matcher
+MAX_LATE = 32  # what else begins was given up, or begins anew
+IDLE_PLANS = 256
 
 
 class DrawnTokens(Protocol):
@@ -145,10 +145,23 @@ class GrammarMasks:
         vocab_size: of the model.
         may_take_s: how long a step waits, see `MaskThreads.wait`; None for as long as masks take: ranks of one group
             must not differ in which lanes are late.
+        grammars: of the texts; by default those that are asked for lately.
+        max_late: late lanes whose masks are found again.
+        idle_plans: a lane that so many plans did not need keeps its tokens, and no matcher.
     """
 
-    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, may_take_s: float | None = MASK_MAY_TAKE_S) -> None:
-        self._grammars = Grammars(tokenizer, vocab_size)
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        vocab_size: int,
+        may_take_s: float | None = MASK_MAY_TAKE_S,
+        grammars: Grammars | None = None,
+        max_late: int = MAX_LATE,
+        idle_plans: int = IDLE_PLANS,
+    ) -> None:
+        self._grammars = grammars or Grammars(tokenizer, vocab_size)
+        self._max_late = max_late
+        self._idle_plans = idle_plans
         self._threads = MaskThreads(self._grammars)
         self._words = mask_words(vocab_size)
         self._may_take_s = may_take_s
@@ -181,7 +194,7 @@ class GrammarMasks:
             for lane, mask in zip(asking, masks, strict=True)
         ]
         self._threads.put([row.job for row in rows if row.job is not None and not row.is_resumed])
-        if self._num_plans % _IDLE_PLANS == 0:
+        if self._num_plans % self._idle_plans == 0:
             self._let_matchers_go()
         return PendingMasks(self, rows, masks, waits_for_resumed=is_alone)
 
@@ -227,7 +240,7 @@ class GrammarMasks:
         message = lane.start.message
         if starts:
             generated = lane.start.tokens[message.num_prompt :]
-            text = GrammarText(self._grammars.get(message.constraints.grammar), lane.start.stop_token_ids)
+            text = self._grammars.text(message.constraints.grammar, lane.start.stop_token_ids)
             text.append(generated.tolist())
             if (late := self._late.pop(_Name.of(text), None)) is not None:
                 state = self._lanes[message.lane] = _LaneText(late.text, late.job, used=self._num_plans)
@@ -247,7 +260,7 @@ class GrammarMasks:
         if job.is_done:
             return m.TOO_COMPLEX if job.outcome == m.TOO_COMPLEX else None
         self._late[_Name.of(state.text)] = state
-        if len(self._late) > MAX_LATE:
+        if len(self._late) > self._max_late:
             _, dropped = self._late.popitem(last=False)
             assert dropped.job is not None
             dropped.job.is_dropped = True
@@ -255,5 +268,5 @@ class GrammarMasks:
 
     def _let_matchers_go(self) -> None:
         for state in self._lanes.values():  # its sequence has most likely ended
-            if state.used + _IDLE_PLANS < self._num_plans and state.without is None:
+            if state.used + self._idle_plans < self._num_plans and state.without is None:
                 state.text.matcher = state.job = None

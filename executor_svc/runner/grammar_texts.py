@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from common import messages as m
 from common.grammars import parser_limits
@@ -54,25 +54,39 @@ class Grammars:
     Args:
         tokenizer: of the model.
         vocab_size: of the model.
+        kept_bytes: of grammars that no text uses any more.
+        limits: of what a text may take; by default those that all services have.
     """
 
-    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        vocab_size: int,
+        kept_bytes: int = KEPT_BYTES,
+        limits: LLParserLimits | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.not_eos = ~packed_mask(np.array(tokenizer.eos_tokens, np.int32), vocab_size)
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._kept_bytes = kept_bytes
+        self._limits = limits or parser_limits()
 
     def get(self, text: str) -> Grammar:
         """The grammar of this text. Those that were not asked for lately are dropped."""
         grammar = self._kept.pop(text, None) or Grammar(text)
         self._kept[text] = grammar
-        if len(self._kept) * COMPILED_BYTES > KEPT_BYTES:
+        if len(self._kept) * COMPILED_BYTES > self._kept_bytes:
             self._kept.popitem(last=False)
         return grammar
 
+    def text(self, grammar: str, stops: IntArray) -> "GrammarText":
+        """A new text under a grammar, of a sequence with these stop tokens."""
+        return GrammarText(self.get(grammar), stops)
+
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Its matcher at the beginning of a text, compiled anew."""
-        grammar.base = LLMatcher(self.tokenizer, grammar.text, log_level=0, limits=parser_limits())
+        grammar.base = LLMatcher(self.tokenizer, grammar.text, log_level=0, limits=self._limits)
         return grammar.base
 
 

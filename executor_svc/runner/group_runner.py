@@ -131,7 +131,11 @@ class _Follower:
 
 
 def run_in_group(
-    runner: Runner[Any], group: RankGroup, serve: Callable[[GroupLeader], int], pool: KeptPool | None = None
+    runner: Runner[Any],
+    group: RankGroup,
+    serve: Callable[[GroupLeader], int],
+    pool: KeptPool | None = None,
+    channel: PlanChannel | None = None,
 ) -> int:
     """This rank's part in an executor of several: rank 0 runs `serve`, the others follow.
 
@@ -140,11 +144,12 @@ def run_in_group(
         group: the ranks.
         serve: rank 0's part.
         pool: this rank's memory, if it is kept.
+        channel: for the plans; by default all ranks make one.
 
     Returns:
         The process's exit code, when rank 0 has been told to end or the group is broken.
     """
-    channel = PlanChannel()
+    channel = channel or PlanChannel()
     watch = None
     if pool is not None:
         places = group.gather([os.getpid(), os.stat("/proc/self/ns/pid").st_ino])

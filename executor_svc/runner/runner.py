@@ -50,6 +50,7 @@ class Runner(Generic[Metadata]):
         token_sizes: another plan is padded to the next of these numbers of tokens, likewise.
         warm_up_lengths: numbers of tokens of the steps that `warm_up` runs, see `KernelSet.warm_up_lengths`.
         grammars: fills masks; None if no plan has a grammar.
+        graphs: records steps and replays them; by default as CUDA graphs.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Runner(Generic[Metadata]):
         token_sizes: Sequence[int] = (),
         warm_up_lengths: Sequence[int] = (1,),
         grammars: GrammarMasks | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self.limits = limits
         self._model = model
@@ -73,7 +75,7 @@ class Runner(Generic[Metadata]):
         self._warm_up_lengths = warm_up_lengths
         self._arena = Arena(arena_size(limits, backend.max_planned), device)
         self._readback = Readback(device)
-        self._graphs = StepGraphs()
+        self._graphs = graphs or StepGraphs()
         self._asked_steps = AskedSteps(limits, device, grammars)
         self._lanes = self._asked_steps.lanes
         self._prompt_logprobs = PromptLogprobs(limits, device)
@@ -161,14 +163,14 @@ class Runner(Generic[Metadata]):
 
     def run_largest_step(self) -> None:
         """Run steps that take as much memory as any will."""
-        for columns in self._largest_plans():
+        for columns in self.largest_plans():
             self.run(columns)
 
     def _trial(self, query_lens: Sequence[int], computed: Sequence[int] | int = 0) -> PlanColumns:
         """A trial plan in the padding block: what is in the others may be another executor's, and count."""
         return trial_plan(query_lens, self.limits.block_size, computed, block=self.limits.num_blocks)
 
-    def _largest_plans(self) -> list[PlanColumns]:
+    def largest_plans(self) -> list[PlanColumns]:
         """Most tokens; most pooled results; and one long row among short ones, whose attention flash-attn cuts into the
         most pieces."""
         limits = self.limits
@@ -191,7 +193,7 @@ class Runner(Generic[Metadata]):
         sizes = self._decode_sizes.tolist()
         rows = [self._trial([1] * size) for size in sizes]
         # Fewer rows are cut into more pieces, and what they take comes out of torch's pool for small pieces.
-        for columns in [*rows, *self._largest_plans(), *self._long_rows(sizes), *self._asking_plans()]:
+        for columns in [*rows, *self.largest_plans(), *self._long_rows(sizes), *self.asking_plans()]:
             for pending in [self.launch(columns) for _ in range(_IN_FLIGHT)]:
                 pending.wait()
         copied = [self._arena.num_bytes, *self._asked_steps.copied_bytes(), *self._prompt_logprobs.copied_bytes()]
@@ -199,7 +201,7 @@ class Runner(Generic[Metadata]):
         copied += [tensor.nbytes for tensor in vars(self._drawn).values()]
         take_pinned_memory(copied, _IN_FLIGHT)
 
-    def _asking_plans(self) -> Iterator[PlanColumns]:
+    def asking_plans(self) -> Iterator[PlanColumns]:
         """What samples may ask for, of few rows and of many, and behind so many plain ones that the first row of each
         rank begins at addresses of all kinds: kernels, torch's as well, are compiled or loaded for each kind. And what
         prompts may ask for."""
@@ -232,7 +234,7 @@ class Runner(Generic[Metadata]):
         if not len(self._decode_sizes):
             return
         start, free_before = time.monotonic(), torch.cuda.mem_get_info()[0]
-        self._record_steps()
+        self.record_steps()
         log.info(
             "graphs captured",
             sizes=len(self._decode_sizes),
@@ -242,7 +244,8 @@ class Runner(Generic[Metadata]):
         )
 
     @torch.inference_mode()
-    def _record_steps(self) -> None:
+    def record_steps(self) -> None:
+        """Have the parts of padded steps recorded, the largest first."""
         one_row = self._trial([1])
         for num_tokens in self._token_sizes[::-1].tolist():
             batch = stage(one_row, self._arena, self._backend, padded_tokens=num_tokens)

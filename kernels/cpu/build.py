@@ -65,7 +65,7 @@ def build(isa: Isa, say: Callable[[str], None]) -> Path:
         BuildError: there is no compiler, it fails, or the cache cannot be written, or not be trusted.
     """
     runtime = openmp_runtime()
-    library = cache_folder() / _key(isa, runtime) / LIBRARY
+    library = library_file(isa, runtime)
     if library.exists():
         return _trusted(library)
     compiler = shlex.split(os.environ.get("CXX") or "g++")
@@ -108,13 +108,14 @@ def _make_folders(folder: Path) -> None:
             path.mkdir(mode=0o755, exist_ok=True)
 
 
-def _key(isa: Isa, runtime: Path) -> str:
+def library_file(isa: Isa, runtime: Path, sources: Path = SOURCES) -> Path:
+    """Where the library for an instruction set is kept: by its sources, flags, torch and OpenMP runtime."""
     digest = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted(sources.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     parts = (*FLAGS, *isa.compiler_flags, torch.__version__, str(runtime))
     digest.update("\0".join(parts).encode())
-    return f"{isa.name}-{digest.hexdigest()[:20]}"
+    return cache_folder() / f"{isa.name}-{digest.hexdigest()[:20]}" / LIBRARY
 
 
 @contextlib.contextmanager

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from executor_svc.model import kept_weights
-from tests.executor_svc.kept import Log
 from tests.support.checkpoints import make_checkpoint
+from tests.support.logged import Log, logged
 
 Make = Callable[..., Path]
 
@@ -41,11 +40,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """What is logged of kept weights."""
-    log = Log()
-    monkeypatch.setattr(kept_weights, "log", log)
-    return log
+def log() -> Iterator[Log]:
+    """What is logged during the test."""
+    with logged() as log:
+        yield log
 
 
 @pytest.fixture

@@ -20,12 +20,18 @@ from tests.executor_svc.recorded import BLOCK_SIZE, OPTIONS, RecordedStep, repla
 
 
 class CalledAgain:
-    """In place of CUDA graphs: a replay calls what was captured, and whatever lies in its tensors by then."""
+    """In place of `StepGraphs`: a replay calls what was captured, and whatever lies in its tensors by then.
+
+    Attributes:
+        sizes: rows of each decode step that was replayed.
+        replays: how many decode steps were replayed to their end, and how many other steps.
+    """
 
     def __init__(self) -> None:
         self.halves: dict[int, tuple[Callable[[], object], Callable[[], object]]] = {}
         self.recorded_parts: dict[int, Sequence[Callable[[], object]]] = {}
         self.replays = [0, 0]
+        self.sizes: list[int] = []
 
     def capture_decode(self, num_rows: int, forward: Callable[[], object], sample: Callable[[], object]) -> None:
         self.halves[num_rows] = (forward, sample)
@@ -34,21 +40,30 @@ class CalledAgain:
         self.recorded_parts[num_tokens] = parts
 
     def replay_forward(self, num_rows: int) -> bool:
+        if num_rows not in self.halves:
+            return False
+        self.sizes.append(num_rows)
         self.halves[num_rows][0]()
         return True
 
     def replay_sampling(self, num_rows: int) -> bool:
+        if num_rows not in self.halves:
+            return False
         self.halves[num_rows][1]()
         self.replays[0] += 1
         return True
 
-    def parts(self, num_tokens: int) -> Sequence[Callable[[], object]]:
-        self.replays[1] += 1
-        return self.recorded_parts[num_tokens]
+    def parts(self, num_tokens: int) -> Sequence[Callable[[], object]] | None:
+        self.replays[1] += num_tokens in self.recorded_parts
+        return self.recorded_parts.get(num_tokens)
 
 
 def start_on_gpu_kernels(
-    folder: Path, decode_sizes: list[int], token_sizes: list[int], memory: CacheMemory | None = None
+    folder: Path,
+    decode_sizes: list[int],
+    token_sizes: list[int],
+    memory: CacheMemory | None = None,
+    graphs: Any = None,
 ) -> tuple[Runner[Any], ExecutorLimits]:
     """A runner of the Triton kernels, in float32, on a GPU or in the interpreter; its cache is full of NaN, or in the
     given memory."""
@@ -69,7 +84,7 @@ def start_on_gpu_kernels(
     lengths = {name: OPTIONS[name] for name in ("max_model_len", "max_batch_tokens", "max_num_seqs")}
     model = Decoder(weights, kernels, backend, **lengths)
     draw = WholeDraw(kernels, limits.max_num_seqs, limits.vocab_size, device)
-    runner = Runner(model, draw, backend, limits, device, decode_sizes, token_sizes)
+    runner = Runner(model, draw, backend, limits, device, decode_sizes, token_sizes, graphs=graphs)
     if memory is None:
         harness.poison_cache(runner)
     return runner, limits

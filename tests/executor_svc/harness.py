@@ -1,6 +1,7 @@
 """Plans by hand: a stand-in for the scheduler that hands out scattered blocks and speaks through the real codec."""
 
 import random
+import shutil
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from common import messages as m
 from common.plan import ExecutorLimits, PlanColumns, parse_plan
 from common.sampling_columns import SAMPLING_COLUMNS
 from common.wire import Codec, IntArray
+from executor_svc.model.checkpoint import SINGLE_FILE
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.runner import Runner
 from executor_svc.staging.batch import stage
@@ -33,9 +36,24 @@ def start(model_dir: Path | None, *, poison: bool = True, **options: Any) -> tup
     return started.runner, ExecutorLimits.of(started.hello)
 
 
-def poison_cache(runner: Runner[Any]) -> None:
+def with_last_norm(folder: Path, to: Path, value: float) -> Path:
+    """A copy of a checkpoint whose hidden states are all `value` times what they would be normed to."""
+    shutil.copytree(folder, to)
+    tensors = load_file(to / SINGLE_FILE)
+    tensors["model.norm.weight"].fill_(value)
+    save_file(tensors, to / SINGLE_FILE)
+    return to
+
+
+def cache_of(runner: Runner[Any]) -> torch.Tensor:
+    """A runner's KV cache [layers, 2, blocks and the padding block, ...], which only its backend knows how to read."""
+    cache: torch.Tensor = runner._backend._cache
+    return cache
+
+
+def poison_cache(runner: Runner[Any], value: float = torch.nan) -> None:
     with torch.inference_mode():
-        runner._backend._cache.fill_(float("nan"))
+        cache_of(runner).fill_(value)
 
 
 @dataclass

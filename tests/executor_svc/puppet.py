@@ -3,6 +3,8 @@
 Tokens 101 and 102 raise, 103 takes two seconds, as on a CPU. On the way back from a device, after the launch, 104
 raises and 105 waits until a plan with token 106 has been launched. Of 107, the device is lost. Otherwise each sampled
 row's token is its context length.
+
+    python -m tests.executor_svc.puppet ENDPOINT [FOLDER]     # of its keys
 """
 
 import queue
@@ -10,14 +12,15 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from common import messages as m
+from common.curve import ClientCurve
 from common.logging import get_logger, setup_logging
 from common.plan import ExecutorLimits, PlanColumns
 from common.step_result import ResultColumns
-from executor_svc.service import registration
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.process import serve
 from executor_svc.service.scheduler_address import SchedulerAddress
@@ -98,7 +101,8 @@ class PuppetRunner:
 if __name__ == "__main__":
     setup_logging("executor")
     runner = PuppetRunner()
-    registration.PAUSE_S = float(sys.argv[2]) if sys.argv[2:] else registration.PAUSE_S
-    exit_code = serve(runner, HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None))  # type: ignore[arg-type]
+    curve = ClientCurve.load(Path(sys.argv[2])) if sys.argv[2:] else None
+    address = SchedulerAddress(sys.argv[1])
+    exit_code = serve(runner, HELLO, address, HealthFile(None), curve)  # type: ignore[arg-type]
     log.info("has served", unanswered=runner.unanswered.qsize(), threads=threading.active_count())
     sys.exit(exit_code)

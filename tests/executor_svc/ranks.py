@@ -103,33 +103,42 @@ def in_threads(size: int, function: Callable[[RankGroup], Any]) -> list[Any]:
 
 
 def start_rank(
-    folder: Path, group: RankGroup, *, num_blocks: int = 64, max_num_seqs: int = 16, decode_sizes: tuple[int, ...] = ()
+    folder: Path,
+    group: RankGroup,
+    *,
+    num_blocks: int = 64,
+    block_size: int = 16,
+    max_num_seqs: int = 16,
+    max_model_len: int = 512,
+    decode_sizes: Sequence[int] = (),
+    token_sizes: Sequence[int] = (),
+    graphs: Any = None,
 ) -> tuple[Runner[Any], ExecutorLimits]:
-    """A rank's runner, in float32, with a KV cache full of NaN."""
+    """A rank's runner on plain torch, in float32, with a KV cache full of NaN."""
     config = read_config(folder)
     shard = Shard.of(config, group.rank, group.size)
     limits = ExecutorLimits(
         num_blocks=num_blocks,
-        block_size=16,
+        block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_batch_tokens=512,
-        max_model_len=512,
+        max_model_len=max_model_len,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         tasks=("generate", "embed", "score"),
     )
     with Checkpoint(folder) as checkpoint:
         weights, _ = load_weights(checkpoint, config, torch.float32, CPU, group)
-    geometry = KVGeometry(config.num_layers, shard.num_kv_heads, config.head_dim, 16, torch.float32)
+    geometry = KVGeometry(config.num_layers, shard.num_kv_heads, config.head_dim, block_size, torch.float32)
     backend = TorchBackend(geometry, limits, CPU)
-    lengths = {"max_model_len": 512, "max_batch_tokens": 512, "max_num_seqs": max_num_seqs}
+    lengths = {"max_model_len": max_model_len, "max_batch_tokens": 512, "max_num_seqs": max_num_seqs}
     kernels = TorchKernels()
     model = Decoder(weights, kernels, backend, group=group, **lengths)
     whole = WholeDraw(kernels, max_num_seqs, config.vocab_size, CPU)
     draw: TokenDraw = whole
     if group.size > 1:
         draw = VocabParallelDraw(whole, group, shard, config.vocab_size, max_num_seqs, torch.float32, CPU)
-    runner = Runner(model, draw, backend, limits, CPU, decode_sizes)
+    runner = Runner(model, draw, backend, limits, CPU, decode_sizes, token_sizes, graphs=graphs)
     runner.warm_up()
     poison_cache(runner)
     return runner, limits

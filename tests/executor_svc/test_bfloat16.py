@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.executor_svc.conftest import Make
-from tests.executor_svc.harness import Pool, Row, logits, start
+from tests.executor_svc.harness import Pool, Row, cache_of, logits, start
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
 
 
@@ -19,7 +19,7 @@ def test_not_further_from_float32_than_transformers(checkpoint: Make, preset: st
     exact = reference_logits(folder, tokens, torch.float32)
     theirs = (reference_logits(folder, tokens, dtype) - exact).abs()
     runner, limits = start(folder, dtype="auto", num_blocks=8)
-    assert runner._backend._cache.dtype == dtype
+    assert cache_of(runner).dtype == dtype
     table = Pool(8, 16).grow([], 64)
     prompt = logits(runner, [Row(0, tokens[:48], 48, table)], limits)
     decoded = [logits(runner, [Row(0, [tokens[i]], i + 1, table)], limits) for i in range(48, 64)]

@@ -18,20 +18,6 @@ from tests import ROOT
 from tests.support.eventually import eventually
 from tests.support.keyed import client_curve, key_ring, server_curve, stranger_curve
 
-PUPPET = """
-import sys
-from pathlib import Path
-from common.curve import ClientCurve
-from common.logging import setup_logging
-from executor_svc.service.health_file import HealthFile
-from executor_svc.service.process import serve
-from executor_svc.service.scheduler_address import SchedulerAddress
-from tests.executor_svc.puppet import HELLO, PuppetRunner
-setup_logging("executor")
-curve = ClientCurve.load(Path(sys.argv[2])) if len(sys.argv) > 2 else None
-sys.exit(serve(PuppetRunner(), HELLO, SchedulerAddress(sys.argv[1]), HealthFile(None), curve))
-"""
-
 
 class Meeting:
     """A scheduler's socket, and an executor process."""
@@ -39,7 +25,7 @@ class Meeting:
     def __init__(self, curve, *folder):
         self.drops = DropLog(get_logger("test"), "executors")
         self.router = Router("tcp://127.0.0.1:0", m.ExecutorToScheduler, self.drops, curve=curve)
-        command = [sys.executable, "-c", PUPPET, self.router.endpoint, *map(str, folder)]
+        command = [sys.executable, "-m", "tests.executor_svc.puppet", self.router.endpoint, *map(str, folder)]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
     def hello(self, timeout_s):

@@ -10,7 +10,7 @@ import zmq
 from executor_svc.service.handshakes import Handshakes
 from executor_svc.service.scheduler_address import try_to_connect
 from scheduler_svc.client.processes.local_fleet import free_ports
-from tests.executor_svc.test_curve import PUPPET, ROOT
+from tests import ROOT
 from tests.support.eventually import eventually
 
 
@@ -43,7 +43,7 @@ def handshakes(log):
 
 def test_a_real_executor_names_where_it_looked_and_what_to_check():
     endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
-    command = [sys.executable, "-c", PUPPET, endpoint]
+    command = [sys.executable, "-m", "tests.executor_svc.puppet", endpoint]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         line = next(line for line in process.stderr if "no answer from the scheduler" in line)
         process.kill()

@@ -21,7 +21,17 @@ from executor_svc.runner.runner import Runner
 from executor_svc.staging.batch import stage
 from kernels.cpu import ISA_VARIABLE
 from tests.executor_svc.conftest import Make
-from tests.executor_svc.harness import RUNNABLE_ISAS, Pool, Row, logits, make_plan, needs_cpp, start, through_the_wire
+from tests.executor_svc.harness import (
+    RUNNABLE_ISAS,
+    Pool,
+    Row,
+    cache_of,
+    logits,
+    make_plan,
+    needs_cpp,
+    start,
+    through_the_wire,
+)
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.effort import examples
 
@@ -66,7 +76,7 @@ class Executor:
             rows = [*before, Row(0, self.tokens[first:end], end, table), *others[len(before) :]]
             at = sum(len(row.token_ids) for row in before)
             pieces.append(logits(self.runner, rows, self.limits)[at : at + end - first])
-        cache = self.runner._backend._cache[:, :, table].transpose(3, 4)  # (layer, 2, block, offset, head, ...)
+        cache = cache_of(self.runner)[:, :, table].transpose(3, 4)  # (layer, 2, block, offset, head, ...)
         return Computed(cache.flatten(2, 3)[:, :, :LENGTH].clone(), torch.cat(pieces).bfloat16())
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.executor_svc.conftest import Make
-from tests.executor_svc.harness import Driver, Pool, Row, run, start
+from tests.executor_svc.harness import Driver, Pool, Row, cache_of, poison_cache, run, start
 from tests.support.checkpoints import VOCAB_SIZE, reference_greedy
 
 
@@ -47,22 +47,22 @@ def test_some_of_a_chunk_is_cached(checkpoint: Make, prompt: list[int]) -> None:
     runner, limits = start(folder, num_blocks=16, block_size=4)
     table = Pool(16, 4).grow([], 40)
     run(runner, [Row(0, prompt[:20], 20, table)], limits)
-    before = runner._backend._cache.clone()
+    before = cache_of(runner).clone()
     tokens = run(runner, [Row(0, prompt[16:], 40, table, unstored=4)], limits).tolist()
     assert tokens == reference_greedy(folder, prompt, 1)
-    written = (runner._backend._cache != before).flatten(3).any(-1)[0, 0]  # NaN differs from itself
+    written = (cache_of(runner) != before).flatten(3).any(-1)[0, 0]  # NaN differs from itself
     assert not written[table[:5]].any()
 
 
 def test_reading_a_cached_position_changes_nothing(checkpoint: Make, prompt: list[int]) -> None:
     folder = checkpoint(preset="tiny")
     runner, limits = start(folder, num_blocks=16, block_size=16, poison=False)
-    runner._backend._cache.zero_()
+    poison_cache(runner, 0.0)
     table = Pool(16, 16).grow([], 32)
     run(runner, [Row(0, prompt[:32], 32, table)], limits)
-    before = runner._backend._cache.clone()
+    before = cache_of(runner).clone()
     run(runner, [Row(1, prompt[31:32], 32, table, unstored=1)], limits)
-    assert (runner._backend._cache == before).all()
+    assert (cache_of(runner) == before).all()
 
 
 def test_lanes_are_not_mixed_up(checkpoint: Make) -> None:
@@ -100,6 +100,6 @@ def test_stale_garbage_in_a_block_does_not_reach_its_next_owner(checkpoint: Make
     """Infinities that one sequence left behind must not turn another's masked positions into NaN."""
     folder = checkpoint(preset="tiny")
     runner, limits = start(folder, num_blocks=32, poison=False)
-    runner._backend._cache.fill_(float("inf"))
+    poison_cache(runner, float("inf"))
     prompts = [prompt[:5], prompt[:30], prompt]
     assert Driver(runner, limits).generate(prompts, 6) == [reference_greedy(folder, p, 6) for p in prompts]

@@ -8,7 +8,7 @@ import torch
 from common.plan import ExecutorLimits
 from executor_svc.model.attention import KVGeometry
 from tests import ROOT
-from tests.executor_svc.model.test_config import QWEN3_30B_A3B, QWEN3_32B
+from tests.executor_svc.published_configs import QWEN3_30B_A3B, QWEN3_32B
 
 PAGE = (ROOT / "docs" / "sizing.md").read_text()
 ROWS = [[cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\| Qwen.*$", PAGE, re.MULTILINE)]

@@ -44,7 +44,6 @@ MARKED = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b")
 # They take tens of GB of the GPU's memory, or measure it.
 ALONE = ("tests/executor_svc/devices/test_gpu.py", "tests/kernels/gpu/moe/test_experts.py")
 MOST_PROCESSES = 20  # of a file: so many tests may spoil theirs
-GRACE_S = 15.0  # that a test may take longer than its limit, of which pytest-timeout is to tell first
 POLL_S, WEIGHED_EVERY_S = 0.05, 1.0
 SPARE_GIB = 16.0  # of the GPU's memory: with less free, no file is started beside `at_once` others
 # The machine's own plugins are made for another pytest than the one that came along.
@@ -58,6 +57,7 @@ class Limits:
     Attributes:
         deadline_s: of the monotonic clock: when all has to have ended.
         test_s: seconds that one test may take, with its process's start.
+        grace_s: that it may take longer, since pytest-timeout is to tell first.
         at_once: files that run beside each other, except those in `alone`.
         most_at_once: likewise, while the GPU has `SPARE_GIB` free.
         marked: as pytest's -m.
@@ -67,6 +67,7 @@ class Limits:
 
     deadline_s: float
     test_s: float = 200.0
+    grace_s: float = 15.0
     at_once: int = 4
     most_at_once: int = 0
     marked: str = "gpu"
@@ -140,9 +141,10 @@ class FileRun:
             if now_s >= self.limits.deadline_s:
                 self.stop()
                 return True
-            if now_s - max(self._started_s, self._last_entry_s()) > self.limits.test_s + GRACE_S:
+            may_take_s = self.limits.test_s + self.limits.grace_s
+            if now_s - max(self._started_s, self._last_entry_s()) > may_take_s:
                 self.stop()
-                self._spoilt(f"timeout: it had not ended after {self.limits.test_s + GRACE_S:.0f} s")
+                self._spoilt(f"timeout: it had not ended after {may_take_s:.0f} s")
                 return self._is_over_or_restarted(now_s)
             if now_s >= self._weighed_s + WEIGHED_EVERY_S and (taken := self._host_gib()) > self.limits.host_gib:
                 self.stop()
@@ -226,7 +228,7 @@ def run_files(
                     tell(reports[run.file])
             if time.monotonic() >= limits.deadline_s:
                 waiting.clear()
-            while waiting and _may_start(waiting[0], running, limits):
+            while waiting and may_start(waiting[0], running, limits):
                 running.append(FileRun(waiting.pop(0), place, limits))
                 running[-1].start()
             time.sleep(POLL_S)
@@ -236,15 +238,18 @@ def run_files(
     return list(reports.values())
 
 
-def _may_start(file: str, running: Sequence[FileRun], limits: Limits) -> bool:
+def may_start(
+    file: str, running: Sequence[FileRun], limits: Limits, free_gib: Callable[[], float] | None = None
+) -> bool:
+    """Whether a file may start beside those that run; `free_gib` tells the GPU's free memory, by default the driver."""
     if file in limits.alone:
         return not running
     if any(run.file in limits.alone for run in running) or len(running) >= max(limits.at_once, limits.most_at_once):
         return False
-    return len(running) < limits.at_once or free_gib() >= SPARE_GIB
+    return len(running) < limits.at_once or (free_gib or free_memory_gib)() >= SPARE_GIB
 
 
-def free_gib() -> float:
+def free_memory_gib() -> float:
     """Free memory of the first GPU, which takes some 20 ms to ask; 0 where nobody tells."""
     command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0")
     try:

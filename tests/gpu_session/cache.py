@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
+from tests import ROOT
 from tests.gpu_session.carried import kernel_sources
-from tests.gpu_session.code_hash import ROOT
 from tests.gpu_session.packs import BENCHED
 
 EXECUTOR = """

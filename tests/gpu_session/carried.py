@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.gpu_session.code_hash import ROOT
+from tests import ROOT
 
 INSTALL_S = 10.0  # predicted, of a pack's 270 s
 MOST_BYTES = 50 * 2**20

@@ -6,16 +6,21 @@ step is due again when code that it depends on, its command or a version has cha
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from tests.gpu_session.code_hash import code_hash
+from tests import ROOT
+from tests.gpu_session.code_hash import OURS, code_hash
 
 SECONDS = 270.0
 """From a pack's first line to its last."""
 CALL_LIMIT_S = 300
 """What to give a call as its limit: a pack ends by itself before it."""
 
+OUR_MODULE = re.compile(rf"\b(?:{'|'.join(OURS)})(?:[./]\w+)+")
+"""The name or the path of a module of ours in a command."""
 SERVICES = ("common", "scheduler_svc", "keeper_svc", "kernels.cpu", "executor_svc.devices.cpu", "executor_svc.service")
 """Code whose faults need no GPU to be found: a change there makes no step due that only computes."""
 OTHERS = ("common", "scheduler_svc", "kernels.cpu")
@@ -37,14 +42,16 @@ class Item:
     """What the ledger has a line of: a step, or one of the test files that a step runs.
 
     Attributes:
-        name: unique among all packs. That of a test file begins with its path.
+        name: unique among all packs. It has no path in it, so that what has passed still counts after a move.
         code: modules that the result depends on, see `code_hash`.
         left_out: modules that do not count among what those import.
+        file: the test file.
     """
 
     name: str
     code: tuple[str, ...] = ()
     left_out: tuple[str, ...] = SERVICES
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,8 +93,12 @@ class Step:
         return self.items or (Item(self.name, self.code, self.left_out),)
 
     def key(self, item: Item, versions: Mapping[str, str]) -> str:
-        """Hash what a result of an item depends on: code, the command and versions. 16 hex digits."""
-        told = [item.name, code_hash(item.code, item.left_out), *self.command]
+        """Hash what a result of an item depends on: code, the command and versions. 16 hex digits.
+
+        Modules that the command names may move: those whose code counts are among the item's.
+        """
+        command = (OUR_MODULE.sub("ours", part) for part in self.command)
+        told = [item.name, code_hash(item.code, item.left_out), *command]
         told += [f"{name}=={version}" for name, version in sorted(versions.items())]
         return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
 
@@ -156,16 +167,26 @@ WRONG_VALUES = (1, 3)
 """Exit codes of tests and comparisons where kernels compute nothing: failed, or not all run."""
 
 KERNELS = "tests/kernels/gpu"
-EXPERTS = f"{KERNELS}/moe/test_experts.py"  # 20 GB of host memory where a GPU is only pretended
-OF_VALUES = (
-    "tests/executor_svc/devices/test_recorded_steps.py",
-    "tests/executor_svc/devices/test_gpu.py",
-    *(f"{KERNELS}/layers/test_{name}.py" for name in ("rope_store", "norm", "activation", "gated_linear", "embedding")),
-    f"{KERNELS}/attention/test_block_tables.py",
-    f"{KERNELS}/sampling/test_sampler.py",
-    *(f"{KERNELS}/attention/test_{name}.py" for name in ("paged_attention", "attention_shapes", "flash_attention")),
-    *(f"{KERNELS}/sampling/test_{name}.py" for name in ("log_probs", "adjustments")),
-)
+SHAPES = f"{KERNELS}/attention/test_attention_shapes.py"
+OF_VALUES = {
+    "tests of recorded steps": "tests/executor_svc/devices/test_recorded_steps.py",
+    "tests of an executor": "tests/executor_svc/devices/test_gpu.py",
+    "tests of rope_store": f"{KERNELS}/layers/test_rope_store.py",
+    "tests of norm": f"{KERNELS}/layers/test_norm.py",
+    "tests of activation": f"{KERNELS}/layers/test_activation.py",
+    "tests of gated_linear": f"{KERNELS}/layers/test_gated_linear.py",
+    "tests of embedding": f"{KERNELS}/layers/test_embedding.py",
+    "tests of block_tables": f"{KERNELS}/attention/test_block_tables.py",
+    "tests of sampler": f"{KERNELS}/sampling/test_sampler.py",
+    "tests of paged_attention": f"{KERNELS}/attention/test_paged_attention.py",
+    "tests of attention_shapes": SHAPES,
+    "tests of flash_attention": f"{KERNELS}/attention/test_flash_attention.py",
+    "tests of log_probs": f"{KERNELS}/sampling/test_log_probs.py",
+    "tests of adjustments": f"{KERNELS}/sampling/test_adjustments.py",
+}
+"""Test files by their names in the ledger, which stay when a file moves."""
+REAL_SHAPES = {"tests of attention_shapes at real sizes": SHAPES}
+EXPERTS = {"tests of experts": f"{KERNELS}/moe/test_experts.py"}  # 20 GB of host memory where a GPU is only pretended
 REAL_SIZES = "real_sizes"
 BENCHED = ("8B", "0.6B")
 """Models whose kernels are measured."""
@@ -205,8 +226,8 @@ def _kernels(sizes: Sizes) -> Iterator[Step]:
     for model in BENCHED:
         bench = ("{python}", "benchmarks/bench_kernels.py", "--quick", "--model", f"Qwen3-{model}")
         yield Step(f"bench kernels {model}", bench, 50, 90, 20, code=("benchmarks.kernels.bench_kernels",))
-    yield _tests("real sizes", sizes, (f"{KERNELS}/attention/test_attention_shapes.py",), REAL_SIZES, 20, 60)
-    yield _tests("experts", sizes, (EXPERTS,), "", 50, 80)
+    yield _tests("real sizes", sizes, REAL_SHAPES, REAL_SIZES, 20, 60)
+    yield _tests("experts", sizes, EXPERTS, "", 50, 80)
 
 
 def _keeper(sizes: Sizes) -> Iterator[Step]:
@@ -246,18 +267,19 @@ def _shape_steps(name: str, arguments: Sequence[str], predicted_s: float, limit_
     return Step(name, _module(module, *arguments), predicted_s, limit_s, 20, code=(module,))
 
 
-def _tests(name: str, sizes: Sizes, files: Sequence[str], chosen: str, predicted_s: float, limit_s: float) -> Step:
+def _tests(name: str, sizes: Sizes, files: Mapping[str, str], chosen: str, predicted_s: float, limit_s: float) -> Step:
     """Tests marked gpu of some files: those that `chosen` names, as pytest's -k does."""
     options = ("--seconds", "{seconds}", *sizes.tests, *(("--chosen", chosen) if chosen else ()))
-    suffix = f" ({chosen})" if chosen == REAL_SIZES else ""
-    items = tuple(Item(f"{file}{suffix}", (file, *_fixtures(file))) for file in files)
+    items = tuple(Item(label, (file, *_fixtures(file)), file=file) for label, file in files.items())
     command = _module("tests.gpu_session.by_file", *options, "{files}")
     return Step(name, command, predicted_s, limit_s, 30, items=items, may_fail=WRONG_VALUES)
 
 
-def _fixtures(file: str) -> tuple[str, ...]:
-    """The conftest.py beside a test file. That of all tests is about machines without a GPU."""
-    return (f"{file.rpartition('/')[0]}/conftest.py",)
+def _fixtures(file: str) -> Iterator[str]:
+    """The conftest.py of each folder that a test file lies in. That of all tests is about machines without a GPU."""
+    for folder in list(Path(file).parents)[:-2]:
+        if (ROOT / folder / "conftest.py").exists():
+            yield str(folder / "conftest.py")
 
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:

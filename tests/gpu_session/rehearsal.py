@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from tests import ROOT
 from tests.gpu_session import carried
-from tests.gpu_session.code_hash import ROOT
 from tests.gpu_session.ledger import Result, read_results
 from tests.gpu_session.machine import listed_packages
 from tests.gpu_session.packs import CALL_LIMIT_S, SECONDS, packs

@@ -27,9 +27,6 @@ from tests.gpu_session.packs import Item, Step
 
 RESULTS = "results.jsonl"
 MOST_FILES = 8  # that come back
-PACKING_S = 4.0  # kept for the end of a pack
-INTERRUPT_S = 6.0  # that a step has to stop its services in
-START_S = 4.0  # from a step's start until it has read how long it has
 TAIL = 3000  # characters of a step's output that its result keeps
 HAS_NOT_RUN = "it has not run"
 BY_FILE_HAS_RUN = (0, 1, 3)  # exit codes of by_file, which ends in time by itself
@@ -48,6 +45,9 @@ class Session:
         gpu: name of the GPU.
         versions: of what results depend on.
         rehearsal: whether no GPU computes here, so that no figure means anything.
+        packing_s: kept for the end of the pack.
+        interrupt_s: that a step has to stop its services in.
+        start_s: from a step's start until it has read how long it has.
     """
 
     pack: str
@@ -58,6 +58,9 @@ class Session:
     gpu: str
     versions: Mapping[str, str]
     rehearsal: bool = False
+    packing_s: float = 4.0
+    interrupt_s: float = 6.0
+    start_s: float = 4.0
 
     def run(self, steps: Sequence[Step], done: Mapping[str, str] | None = None) -> list[Result]:
         """Run the steps that are due, in their order. Returns their results, one for each item.
@@ -95,13 +98,13 @@ class Session:
     def fill(self, text: str, seconds: float = 0.0) -> str:
         """A part of a command with its placeholders filled in."""
         values = {"python": sys.executable, "scratch": self.scratch, "carried": self.carried.resolve()}
-        values["seconds"] = f"{max(1.0, seconds - INTERRUPT_S - START_S):.0f}"
+        values["seconds"] = f"{max(1.0, seconds - self.interrupt_s - self.start_s):.0f}"
         for name, value in values.items():
             text = text.replace(f"{{{name}}}", str(value))
         return text
 
     def _time_for(self, step: Step) -> float:
-        return min(step.limit_s, self.deadline_s - PACKING_S - time.monotonic())
+        return min(step.limit_s, self.deadline_s - self.packing_s - time.monotonic())
 
     def _keep(self, step: Step) -> None:
         folder = Path(self.fill(step.keep)) if step.keep else None
@@ -130,7 +133,7 @@ class _Running:
         if limit_s < step.least_s:
             why = f"{max(0.0, limit_s):.0f} s are left, and it takes {step.least_s:.0f} at least"
             return [self._end(item, "skipped", why=why) for item in self._due]
-        files = [item.name.split()[0] for item in self._due]
+        files = [item.file for item in self._due]
         command = [
             text
             for part in step.command
@@ -161,7 +164,8 @@ class _Running:
         lines: Any = process.stdout
         reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         reader.start()
-        in_time = _wait(process, limit_s - INTERRUPT_S)
+        interrupt_s = self._session.interrupt_s
+        in_time = _wait(process, limit_s - interrupt_s, interrupt_s)
         reader.join(timeout=2.0)
         said = self._printed[-TAIL:] + log_path.read_text(errors="replace")[-TAIL:]
         return process.returncode, said, "" if in_time else f"it was ended after {limit_s:.0f} s"
@@ -174,7 +178,7 @@ class _Running:
             if figures is None:
                 self._printed = (self._printed + text)[-TAIL:]
                 continue
-            item = next((item for item in self._due if item.name.split()[0] == figures.get("file")), None)
+            item = next((item for item in self._due if item.file and item.file == figures.get("file")), None)
             if item is None:
                 self._figures.append(figures)
             else:
@@ -224,7 +228,7 @@ def _num_entries() -> int:
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+def _wait(process: subprocess.Popen[bytes], limit_s: float, interrupt_s: float) -> bool:
     """Wait for a process group to end, and end it when the time is up. Returns whether its leader ended by itself."""
     try:
         process.wait(limit_s)
@@ -233,7 +237,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
         in_time = False
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.send_signal(signal.SIGINT)
-            process.wait(INTERRUPT_S - 1.0)
+            process.wait(interrupt_s - 1.0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.gpu_session import by_file
 from tests.gpu_session.by_file import Limits, Place, exit_code, run_files
 from tests.gpu_session.records import Entry, append, lasting_fault, read, report_of
@@ -46,6 +47,7 @@ def test_a_file_that_passes(place):
 
 
 SLOW = pytest.mark.slow
+NAMED = re.compile(r"\b(gpu|device)\b")
 ASSERTS = "def test_asserts(): raise RuntimeError('CUDA error: device-side assert triggered')\n"
 
 
@@ -106,11 +108,10 @@ def test_a_failure_that_leaves_the_gpu_whole_spoils_nothing(place):
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]); ",
     ],
 )
-def test_a_test_that_hangs(place, monkeypatch, ignores):
+def test_a_test_that_hangs(place, ignores):
     """pytest-timeout ends a test that waits in Python; what no signal reaches is killed."""
-    monkeypatch.setattr(by_file, "GRACE_S", 2.0)
     hangs = f"def test_hangs():\n    {ignores}time.sleep(60)\n"
-    (report,) = run(place, write(place, "test_bad.py", hangs, PASSES.format("b")), test_s=3.0)
+    (report,) = run(place, write(place, "test_bad.py", hangs, PASSES.format("b")), test_s=3.0, grace_s=2.0)
     assert (report.failed, report.passed) == (1, 1)
     if ignores:
         assert report.spoilt == {"test_bad.py::test_hangs": "timeout: it had not ended after 5 s"}
@@ -180,17 +181,15 @@ def test_the_machines_own_plugins_are_not_loaded(place, monkeypatch):
     assert report.has_passed, report.problem
 
 
-def test_more_files_run_while_the_gpu_has_memory_to_spare(monkeypatch):
+def test_more_files_run_while_the_gpu_has_memory_to_spare():
     limits = Limits(0.0, at_once=2, most_at_once=4, alone=("big",))
     running = [by_file.FileRun(f"{n}", None, limits) for n in range(4)]
 
     def may(count, free_gib, file="other"):
-        monkeypatch.setattr(by_file, "free_gib", lambda: free_gib)
-        return by_file._may_start(file, running[:count], limits)
+        return by_file.may_start(file, running[:count], limits, lambda: free_gib)
 
     assert [may(1, 0.0), may(2, 0.0), may(2, 40.0), may(3, 40.0), may(4, 40.0)] == [True, False, True, True, False]
     assert [may(0, 40.0, "big"), may(1, 40.0, "big")] == [True, False]
-    assert by_file.free_gib() == 40.0
 
 
 @pytest.mark.slow
@@ -208,7 +207,7 @@ def test_large_files_run_alone(place):
 def test_the_command(tmp_path):
     def call(*arguments):
         command = [sys.executable, "-m", "tests.gpu_session.by_file", *arguments]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, cwd=by_file.ROOT)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, cwd=ROOT)
 
     good, bad = tmp_path / "test_good.py", tmp_path / "test_bad.py"
     good.write_text(HEAD + PASSES.format("a"))
@@ -222,20 +221,19 @@ def test_the_command(tmp_path):
 
 
 def test_every_file_that_runs_alone_exists():
-    assert set(by_file.ALONE) <= set(by_file.marked_files(by_file.ROOT))
-    assert "tests/gpu_session/test_by_file.py" not in by_file.marked_files(by_file.ROOT)
+    assert set(by_file.ALONE) <= set(by_file.marked_files(ROOT))
+    assert "tests/gpu_session/test_by_file.py" not in by_file.marked_files(ROOT)
 
 
 @pytest.mark.slow
 def test_no_file_with_a_marked_test_is_left_out():
-    """As pytest collects them where kernels are compiled."""
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q", "-m", "gpu", "tests"]
+    """As pytest collects them where kernels are compiled. A mark, and the fixture that brings it, have to be named."""
+    named = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if NAMED.search(path.read_text())]
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q", "-m", "gpu", *named]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=200, cwd=by_file.ROOT, env=environment
-    )
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280, cwd=ROOT, env=environment)
     collected = {line.split("::")[0] for line in done.stdout.splitlines() if "::" in line}
-    assert collected == set(by_file.marked_files(by_file.ROOT)), done.stdout[-2000:]
+    assert collected == set(by_file.marked_files(ROOT)), done.stdout[-2000:]
 
 
 def test_lasting_faults():

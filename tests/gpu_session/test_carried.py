@@ -5,8 +5,8 @@ from importlib import metadata
 
 from packaging.requirements import Requirement
 
+from tests import ROOT
 from tests.gpu_session import carried
-from tests.gpu_session.code_hash import ROOT
 from tests.gpu_session.machine import DECIDING, expected_versions, listed_packages
 
 TESTING = ("pytest", "pytest-timeout", "hypothesis")

@@ -6,9 +6,9 @@ import sys
 import msgspec
 import pytest
 
+from tests import ROOT
 from tests.gpu_session import __main__ as command
 from tests.gpu_session import tables
-from tests.gpu_session.code_hash import ROOT
 from tests.gpu_session.ledger import LEDGER, Ledger, Result, read_results
 from tests.gpu_session.machine import expected_versions
 from tests.gpu_session.packs import Item, Step, packs
@@ -75,6 +75,19 @@ def test_a_step_is_due_when_its_code_its_command_or_a_version_changes():
     assert command.passed([step], Ledger([result(key=key)]), {"torch": "2.12.0"}) == {}
 
 
+@pytest.mark.parametrize(
+    ("command", "moved"),
+    [
+        (("{python}", "-m", "benchmarks.gpu.shape_steps", "8B"), ("{python}", "-m", "benchmarks.shapes", "8B")),
+        (("{python}", "benchmarks/bench_gpu.py"), ("{python}", "benchmarks/gpu/bench_gpu.py")),
+        (("sh", "-c", "python -m tools.one >&2"), ("sh", "-c", "python -m tests.gpu_session.one >&2")),
+    ],
+)
+def test_a_move_of_what_a_command_names_makes_no_step_due(command, moved):
+    one, other, different = (Step("x", each, 1.0, 10.0) for each in (command, moved, (*command, "9")))
+    assert one.key(one.parts[0], {}) == other.key(other.parts[0], {}) != different.key(different.parts[0], {})
+
+
 def test_what_a_table_reads_is_measured_on_each_kind_of_gpu():
     """Values that are right on one kind count for all."""
     steps = [Step(name, ("x",), 1.0, 10.0) for name in ("steps 0.6B triton", "generation")]
@@ -94,7 +107,7 @@ def test_the_code_of_a_swap_counts_with_its_messages():
 def test_a_change_of_a_service_makes_no_kernel_due():
     """Nor does one of a kernel make the keeper's facts due."""
     steps = {item.name: item for pack in packs().values() for step in pack for item in step.parts}
-    norm, facts = steps["tests/kernels/gpu/layers/test_norm.py"], steps["kill facts"]
+    norm, facts = steps["tests of norm"], steps["kill facts"]
     assert not any(name.startswith(("scheduler_svc", "keeper_svc")) for name in norm.code)
     assert {"scheduler_svc", "common"} <= set(norm.left_out)
     assert "keeper_svc" not in facts.left_out

@@ -11,27 +11,22 @@ import time
 
 import pytest
 
-from tests.gpu_session import session as sessions
-from tests.gpu_session.code_hash import ROOT
+from tests import ROOT
+from tests.gpu_session.code_hash import module_path
 from tests.gpu_session.ledger import read_results
 from tests.gpu_session.packs import SECONDS, Item, Step, packs
-from tests.gpu_session.session import RESULTS, Session
+from tests.gpu_session.session import MOST_FILES, RESULTS, Session
 from tests.support.eventually import eventually
 from tests.support.processes import open_files
 
 VERSIONS = {"torch": "2.11.0"}
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(sessions, "PACKING_S", 0.5)
-    monkeypatch.setattr(sessions, "INTERRUPT_S", 1.5)
-    monkeypatch.setattr(sessions, "START_S", 0.5)
-
-
 def session(folder, seconds=30.0, rehearsal=False):
-    deadline_s = time.monotonic() + seconds
-    return Session("values", deadline_s, folder / "scratch", folder, folder / "out", "NVIDIA H100", VERSIONS, rehearsal)
+    folders = {"scratch": folder / "scratch", "carried": folder, "out": folder / "out"}
+    quick = {"packing_s": 0.5, "interrupt_s": 1.5, "start_s": 0.5}
+    machine = {"gpu": "NVIDIA H100", "versions": VERSIONS, "rehearsal": rehearsal}
+    return Session("values", time.monotonic() + seconds, **folders, **machine, **quick)
 
 
 def shell(name, script, limit_s=10.0, **options):
@@ -65,16 +60,16 @@ def test_each_file_of_tests_has_a_result_of_its_own(tmp_path):
     grep -c a.py {tmp_path}/out/{RESULTS} >&2
     echo '{{"file": "b.py", "outcome": "failed", "first_failing": {{"test": "t", "said": "wrong"}}}}'
     echo "$@" > {tmp_path}/named; exit 3"""
-    items = tuple(Item(name) for name in ("a.py (real sizes)", "b.py", "c.py", "d.py"))
+    items = tuple(Item(f"tests of {name}", file=f"{name}.py") for name in "abcd")
     step = Step("tests", ("bash", "-c", script, "sh", "{files}"), 1.0, 20.0, 1.0, items=items)
-    done = {"d.py": step.key(items[3], VERSIONS), "c.py": "another key"}
+    done = {"tests of d": step.key(items[3], VERSIONS), "tests of c": "another key"}
     results = {result.step: result for result in session(tmp_path).run([step], done)}
     outcomes = {name: result.outcome for name, result in results.items()}
-    assert outcomes == {"a.py (real sizes)": "passed", "b.py": "failed", "c.py": "timed out"}
+    assert outcomes == {"tests of a": "passed", "tests of b": "failed", "tests of c": "timed out"}
     assert (tmp_path / "named").read_text().split() == ["a.py", "b.py", "c.py"]
-    assert results["a.py (real sizes)"].seconds == 2.5
-    assert "wrong" in results["b.py"].said
-    assert results["c.py"].why == "it has not run"
+    assert results["tests of a"].seconds == 2.5
+    assert "wrong" in results["tests of b"].said
+    assert results["tests of c"].why == "it has not run"
     assert lines(tmp_path) == results
 
 
@@ -141,7 +136,7 @@ def test_a_folder_that_is_kept_comes_back(tmp_path):
     steps = [step, *(shell(f"more {n}", "mkdir -p {scratch}/n", keep="{scratch}/n") for n in range(9))]
     session(tmp_path).run([Step(s.name, (*s.command[:2], s.command[2]), 1.0, 10.0, 1.0, keep=s.keep) for s in steps])
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert len(names) == sessions.MOST_FILES
+    assert len(names) == MOST_FILES
     assert {RESULTS, "bench_it.tar.gz"} <= names
     with tarfile.open(tmp_path / "out" / "bench_it.tar.gz") as archive:
         assert "bench it/log" in archive.getnames()
@@ -159,10 +154,12 @@ def test_the_packs_fit(rehearsal):
     for step in steps:
         assert step.least_s < step.limit_s
         assert step.predicted_s <= step.limit_s
+        for name in (name for item in step.parts for name in item.code):
+            assert module_path(name).is_file(), f"{step.name} depends on {name}"
         for part in step.command:
             for word in shlex.split(part) if " " in part else [part]:
                 if word.startswith(("tests.", "benchmarks.")):
-                    assert (ROOT / f"{word.replace('.', '/')}.py").exists(), f"{step.name} calls {word}"
+                    assert module_path(word).is_file(), f"{step.name} calls {word}"
                 if word.startswith(("tests/", "benchmarks/", "tools/")):
                     assert (ROOT / word).exists(), f"{step.name} calls {word}"
     for name, pack in packs(rehearsal).items():
@@ -172,7 +169,7 @@ def test_the_packs_fit(rehearsal):
 def test_every_file_with_a_marked_test_is_in_a_pack():
     from tests.gpu_session.by_file import marked_files
 
-    files = {item.name.split()[0] for pack in packs().values() for step in pack for item in step.items}
+    files = {item.file for pack in packs().values() for step in pack for item in step.items}
     assert files == set(marked_files(ROOT))
 
 

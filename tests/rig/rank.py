@@ -1,26 +1,25 @@
 """One rank of an executor of two, started by torchrun: `test_ranks.py` looks at what it leaves in `$RIG_COLLECTIVES`.
 
-python -m tests.rig.rank CHECKPOINT ATTENTION [swap-collectives | keep-graphs]
+python -m tests.rig.rank CHECKPOINT ATTENTION [FAULT]     # rank 1 has the fault
 """
 
 import json
 import os
 import random
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from llguidance import LLMatcher
 
 from common.plan import ExecutorLimits
-from executor_svc.model.vocab_parallel import VocabParallelDraw
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.group_runner import GroupLeader, run_in_group
-from executor_svc.runner.runner import Runner
 from executor_svc.startup import start_executor
 from tests.rig import build
 from tests.rig.drive import random_plans, serve
-from tests.rig.mutations import mutated
+from tests.rig.faults import plant
 from tests.rig.stand_in import StandIn
 
 STEPS = 60
@@ -31,18 +30,13 @@ def main() -> None:
     folder, attention, *fault = sys.argv[1:]
     torch.cuda.init()
     rig = StandIn(build.libraries() / "librig.so")
-    if fault == ["keep-graphs"]:
-        Runner.close = lambda self: None  # type: ignore[method-assign]
-    if fault == ["swap-collectives"] and os.environ["RANK"] == "1":
-        exchange = "        first, end, own_logits = self._own_rows(logits)\n"
-        results, sums = "        results = _zeroed(vars(out).values())\n", "        self._add_up(results)\n"
-        of_draw = "        if first < end:\n            own_inputs"
-        changed = mutated(
-            "executor_svc.model.vocab_parallel",
-            (exchange + results + of_draw, results + sums + exchange + of_draw),
-            (f"{sums}        lanes.last_tokens", "        lanes.last_tokens"),
-        )
-        VocabParallelDraw.draw = changed.VocabParallelDraw.draw  # type: ignore[method-assign]
+    with plant(fault[0]) if fault and os.environ["RANK"] == "1" else nullcontext():
+        exit_code = serve_and_leave(rig, folder, attention)
+    sys.exit(exit_code)
+
+
+def serve_and_leave(rig: StandIn, folder: str, attention: str) -> int:
+    """Be a rank for some steps, and write what came of it."""
     options = ExecutorOptions(
         model=folder,
         device="cuda",
@@ -66,7 +60,7 @@ def main() -> None:
     exit_code = run_in_group(runner, group, serve_steps)
     report = {"exit_code": exit_code, "hazards": rig.take_hazards(), "counts": rig.counts(), "blocks": hello.num_blocks}
     (Path(os.environ["RIG_COLLECTIVES"]) / f"report{group.rank}.json").write_text(json.dumps(report))
-    sys.exit(exit_code)
+    return exit_code
 
 
 if __name__ == "__main__":

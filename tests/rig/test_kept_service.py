@@ -18,7 +18,7 @@ from scheduler_svc.client.processes.keeper import ask_keeper
 from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
 from tests.e2e.conftest import client_of, running_fleet
 from tests.e2e.test_kept_ranks import rank_pids
-from tests.rig.test_service import NEW_TOKENS, stream
+from tests.rig.streams import NEW_TOKENS, stream
 from tests.support.eventually import eventually
 from tests.support.fake_cuda import bytes_of_all_processes
 

@@ -19,7 +19,8 @@ from executor_svc.devices.cuda_weights import CudaWeights
 from executor_svc.keeper.pool_memory import Span
 from executor_svc.options import ExecutorOptions
 from tests.executor_svc import harness
-from tests.executor_svc.kept import Keeper, obtain
+from tests.executor_svc.fake_keeper import FakeKeeper
+from tests.executor_svc.obtaining import obtain
 from tests.rig.drive import random_plans, serve
 from tests.rig.stand_in import StandIn
 
@@ -94,7 +95,7 @@ def test_graphs_captured_over_scratch_memory_are_replayed_on_the_pool(
 
 
 def test_weights_are_read_into_memory_that_the_next_executor_maps(rig: StandIn, small: Path) -> None:
-    keeper, device = Keeper(), torch.device("cuda", 0)
+    keeper, device = FakeKeeper(), torch.device("cuda", 0)
     memories = CudaWeights(CudaMemory(0))
     loaded = [obtain(small, keeper, memories=memories, device=device) for _ in range(2)]
     assert [each.kept for each in loaded] == [False, True]

@@ -82,10 +82,10 @@ def test_ranks_keep_step(checkpoint: Make, tmp_path: Path, attention: str, sizes
 
 
 def test_swapped_collectives_are_found(small: Path, tmp_path: Path) -> None:
-    _, made = run_ranks(small, tmp_path, "triton", "swap-collectives")
+    _, made = run_ranks(small, tmp_path, "triton", "a rank swaps collectives")
     assert not in_step(made)
 
 
 def test_graphs_that_outlive_the_group_are_found(small: Path, tmp_path: Path) -> None:
-    reports, _ = run_ranks(small, tmp_path, "triton", "keep-graphs")
-    assert any("a communicator is destroyed while" in sentence for sentence in reports[0]["hazards"])
+    reports, _ = run_ranks(small, tmp_path, "triton", "graphs outlive the group")
+    assert any("a communicator is destroyed while" in sentence for sentence in reports[1]["hazards"])

@@ -5,25 +5,11 @@ Tokens mean nothing here; that each answer has all of its tokens does.
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import client_of, running_fleet
-
-NEW_TOKENS = 120
-
-
-def stream(client: Any, prompt: str, counts: dict[str, int], begun: threading.Semaphore) -> None:
-    request = {"model": "baton-demo", "prompt": prompt, "max_tokens": NEW_TOKENS, "stream": True}
-    extra = {"ignore_eos": True}
-    for number, chunk in enumerate(
-        client.completions.create(**request, extra_body=extra, stream_options={"include_usage": True})
-    ):
-        if number == 0:
-            begun.release()
-        if chunk.usage is not None:
-            counts[prompt] = chunk.usage.completion_tokens
+from tests.rig.streams import NEW_TOKENS, stream
 
 
 @pytest.mark.parametrize("attention", ["triton", "flash_attn"])

@@ -13,6 +13,7 @@ import torch
 
 from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaError, CudaMemory
+from tests.executor_svc.driver_rules import check_memory_counts_once, check_what_is_refused
 from tests.rig.stand_in import StandIn
 
 MIB = 2**20
@@ -33,61 +34,13 @@ def address_of(pool: CudaMapping) -> int:
 
 
 def test_what_is_refused(rig: StandIn) -> None:
-    memory = CudaMemory(0)
-    handle, address = memory.allocate(4 * MIB), memory.reserve(8 * MIB)
-    for call, arguments in [
-        ("cuMemCreate", (MIB, memory._properties(), 0)),
-        ("cuMemMap", (address, 8 * MIB, 0, handle, 0)),  # more than there is
-        ("cuMemMap", (address + MIB, 2 * MIB, 0, handle, 0)),
-        ("cuMemMap", (address + 6 * MIB, 4 * MIB, 0, handle, 0)),  # beyond what is reserved
-        ("cuMemMap", (address, 4 * MIB, 0, handle + 1, 0)),
-        ("cuMemAddressFree", (address, 4 * MIB)),
-        ("cuMemcpyHtoD", (address, b"nothing", 7)),
-    ]:
-        with pytest.raises(CudaError, match=f"{call} failed: CUDA_ERROR_INVALID_VALUE"):
-            memory.call(call, *arguments)
-    memory.map(address, 4 * MIB, handle)
-    for call, arguments in [
-        ("cuMemMap", (address + 2 * MIB, 4 * MIB, 0, handle, 0)),  # something is mapped there
-        ("cuMemUnmap", (address, 2 * MIB)),  # a part
-        ("cuMemAddressFree", (address, 8 * MIB)),
-        ("cuMemcpyHtoD", (address, b"no access", 9)),
-    ]:
-        with pytest.raises(CudaError, match=f"{call} failed: CUDA_ERROR_INVALID_VALUE"):
-            memory.call(call, *arguments)
-    memory.allow_access(address, 4 * MIB, read_only=True)
-    with pytest.raises(CudaError, match="cuMemcpyHtoD failed: CUDA_ERROR_INVALID_VALUE"):
-        memory.call("cuMemcpyHtoD", address, b"read only", 9)
-    memory.release(handle)
-    with pytest.raises(CudaError, match="cuMemRelease failed: CUDA_ERROR_INVALID_VALUE"):
-        memory.release(handle)
-    with open(os.devnull) as other, pytest.raises(CudaError, match="cuMemImportFromShareableHandle failed"):
-        memory.import_(other.fileno())
-    memory.unmap(address, 4 * MIB)
-    memory.free(address, 8 * MIB)
+    check_what_is_refused(CudaMemory(0))
 
 
 def test_memory_counts_once_while_anything_of_it_is_left(rig: StandIn) -> None:
     memory = CudaMemory(0)
-
-    def free() -> int:
-        free_bytes, _ = memory.call("cuMemGetInfo")
-        assert free_bytes == torch.cuda.mem_get_info()[0]
-        return int(free_bytes)
-
-    before = free()
-    pool = CudaMapping(memory, 8 * MIB)
-    pool.create()
-    assert pool.descriptor is not None
-    kept = os.dup(pool.descriptor)
-    heir = CudaMapping(memory, 8 * MIB)
-    heir.map(kept)
-    assert before - free() == 8 * MIB
-    pool.close()
-    heir.close()
-    assert before - free() == 8 * MIB, "a descriptor keeps the memory"
-    os.close(kept)
-    assert free() == before
+    check_memory_counts_once(memory)
+    assert memory.call("cuMemGetInfo")[0] == torch.cuda.mem_get_info()[0], "torch sees the same"
 
 
 OTHER = """

@@ -1,5 +1,8 @@
 """CUDA's driver as Python's bindings give it, over the host's memory: an allocation is a memfd.
 
+Of the stand-ins for a GPU this is the small one, which every machine runs, refuses any call on demand, and whose memory
+Triton's interpreter computes in; it has no streams, kernels or graphs (docs/gpu.md, "Five stand-ins for a GPU").
+
 So an allocation lives while a descriptor or a mapping of it is left in some process, as CUDA documents of its own. The
 driver keeps books of what this process has, and refuses what CUDA refuses: sizes that are no multiple of the
 granularity, addresses that are not reserved or already mapped, parts of a mapping, handles that are gone.
@@ -13,6 +16,8 @@ import os
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+
+import torch
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -144,6 +149,14 @@ class FakeCuda:
                 raise AssertionError(f"{at - address} bytes from the start there is nothing that may be touched")
             at = start + self.mapped[start][0]
         return (ctypes.c_ubyte * num_bytes).from_address(address)
+
+    def as_tensor(self, view, device=None):
+        """A tensor of mapped memory, in place of torch.as_tensor: it is the host's, and keeps the view."""
+        interface = view.__cuda_array_interface__
+        address, (num_bytes,) = interface["data"][0], interface["shape"]
+        kept = type("Kept", (ctypes.c_ubyte * num_bytes,), {}).from_address(address)
+        kept.view = view
+        return torch.frombuffer(kept, dtype=torch.uint8)
 
     @call
     def cuInit(self, flags):
@@ -286,9 +299,11 @@ class FakeCuda:
 
     @call
     def cuMemcpyHtoD(self, address, source, num_bytes):
-        if any(start <= address < start + size and access == READ for start, (size, access) in self.mapped.items()):
-            raise Refused
-        ctypes.memmove(self.bytes_at(address, num_bytes), source, num_bytes)
+        try:
+            target = self.bytes_at(address, num_bytes)
+        except AssertionError as error:
+            raise Refused from error
+        ctypes.memmove(target, source, num_bytes)
 
     @call
     def cuMemcpyDtoH(self, target, address, num_bytes):

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.executor_svc.conftest import Make
+from tests.executor_svc.constraint_cases import CASES, EVERYTHING
 from tests.executor_svc.gpu_kernels import start_on_gpu_kernels
 from tests.executor_svc.harness import start
 from tests.executor_svc.recorded import OPTIONS
-from tests.executor_svc.runner.test_asked_steps import CASES, EVERYTHING
 from tests.support.in_process import serve, submit
 
 

@@ -30,6 +30,7 @@ from tests.executor_svc.conftest import Make
 from tests.executor_svc.harness import RUNNABLE_ISAS, Driver, Pool, Row, logits, needs_cpp, run, start
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
 from tests.support.effort import combinations
+from tests.support.logged import Log
 
 LENGTH, PROMPT = 96, 77
 
@@ -192,26 +193,6 @@ def test_other_head_dims_take_plain_torch(checkpoint: Make, monkeypatch: pytest.
     assert len(Driver(runner, limits).generate([[1, 2, 3]], 2)[0]) == 2
 
 
-class Log:
-    """Takes what is logged."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, str, dict[str, Any]]] = []
-
-    def info(self, event: str, **fields: Any) -> None:
-        self.lines.append(("info", event, fields))
-
-    def warning(self, event: str, **fields: Any) -> None:
-        self.lines.append(("warning", event, fields))
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    log = Log()
-    monkeypatch.setattr("executor_svc.devices.cpu.log", log)
-    return log
-
-
 GEOMETRY = KVGeometry(num_layers=1, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
 
 
@@ -225,8 +206,8 @@ def chosen() -> Any:
 def test_what_is_chosen_is_said_once(log: Log, isa: str) -> None:
     assert chosen() is not None
     said = {"isa": isa, "reason": "BATON_CPU_ISA asks for it", "threads": 1, "pinned": 0}
-    assert [line for line in log.lines if line[1] == "cpu kernels"] == [("info", "cpu kernels", said)]
-    assert not [line for line in log.lines if line[0] == "warning"]
+    assert [facts for event, facts in log.lines if event == "cpu kernels"] == [said]
+    assert not log.warnings
 
 
 def test_without_a_compiler_it_says_what_is_lost(log: Log, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -234,17 +215,17 @@ def test_without_a_compiler_it_says_what_is_lost(log: Log, monkeypatch: pytest.M
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "/nowhere/g++")
     assert chosen() is None
-    (said,), (warned,) = ([line for line in log.lines if line[0] == level] for level in ("info", "warning"))
-    assert said[2]["isa"] == "torch"
-    assert "no C++ compiler /nowhere/g++" in warned[2]["problem"]
-    assert "plain torch runs instead" in warned[2]["problem"]
+    (isa,), (warned,) = [facts["isa"] for event, facts in log.lines if event == "cpu kernels"], log.warnings
+    assert isa == "torch"
+    assert "no C++ compiler /nowhere/g++" in warned["problem"]
+    assert "plain torch runs instead" in warned["problem"]
 
 
 @pytest.mark.parametrize(("dtype", "warned"), [(torch.float32, []), (torch.float16, ["plain torch runs"])])
 def test_half_precision_is_said_to_be_slow(log: Log, dtype: torch.dtype, warned: list[str]) -> None:
     """Llama 2 and Vicuna are stored so; float32 is what a user chose."""
     CpuPlatform(threads=1)._choose(dtype, 128)
-    problems = [fields["problem"] for level, _, fields in log.lines if level == "warning"]
+    problems = [facts["problem"] for facts in log.warnings]
     assert len(problems) == len(warned)
     assert all(words in problem for words, problem in zip(warned, problems, strict=True))
 

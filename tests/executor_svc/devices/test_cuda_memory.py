@@ -16,6 +16,7 @@ from executor_svc.devices.cuda_memory import CudaError, CudaMemory, load_driver
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.devices.tensor_memory import TensorMemory
 from executor_svc.keeper.pool_memory import PoolMemory, Span
+from tests.executor_svc.driver_rules import check_memory_counts_once, check_what_is_refused
 from tests.support.fake_cuda import FakeCuda, bytes_of_all_processes
 
 GRANULE = 2**16
@@ -36,6 +37,15 @@ def fill(cuda, pool, byte):
 
 def content(cuda, pool):
     return set(cuda.bytes_at(address_of(pool), pool.num_bytes))
+
+
+def test_what_the_driver_refuses():
+    check_what_is_refused(CudaMemory(0, cuda := driver()))
+    assert cuda.books == {"context": 1}
+
+
+def test_memory_counts_once_while_anything_of_it_is_left():
+    check_memory_counts_once(CudaMemory(0, driver()))
 
 
 def test_one_process_makes_memory_and_the_next_one_finds_it():

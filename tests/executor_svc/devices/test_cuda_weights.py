@@ -1,6 +1,5 @@
 """Weights in a GPU's memory, with a driver that keeps books and whose memory is the host's."""
 
-import ctypes
 import gc
 import inspect
 import itertools
@@ -12,31 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_svc.devices import cuda_weights
-from executor_svc.devices.cuda_mapping import MappedBytes
 from executor_svc.devices.cuda_memory import CudaMemory
 from executor_svc.devices.cuda_weights import CudaWeights, NewCudaMemory
 from executor_svc.devices.memfd_weights import MemfdWeights, NewMemfd
 from executor_svc.model.weight_memory import NewMemory, WeightMemories
-from tests.executor_svc.kept import Keeper, Log, assert_equal, file_of, obtain
+from tests.executor_svc.fake_keeper import FakeKeeper
+from tests.executor_svc.obtaining import assert_equal, file_of, obtain
 from tests.support.fake_cuda import READ, CUresult, FakeCuda, bytes_of_all_processes
+from tests.support.logged import Log
 
 GRANULE = 2**16
 _numbers = itertools.count()
-
-
-def on_the_host(view: MappedBytes) -> torch.Tensor:
-    """All bytes, where torch has no GPU."""
-    interface = view.__cuda_array_interface__
-    address, (num_bytes,) = interface["data"][0], interface["shape"]
-    kept = type("Kept", (ctypes.c_ubyte * num_bytes,), {}).from_address(address)
-    kept.view = view
-    return torch.frombuffer(kept, dtype=torch.uint8)
-
-
-@pytest.fixture(autouse=True)
-def _tensors_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MappedBytes, "tensor", on_the_host)
 
 
 @pytest.fixture
@@ -45,14 +30,14 @@ def cuda() -> FakeCuda:
 
 
 def weights_of(cuda: FakeCuda) -> CudaWeights:
-    return CudaWeights(CudaMemory(0, cuda))
+    return CudaWeights(CudaMemory(0, cuda, cuda.as_tensor))
 
 
 def test_a_gpu_has_one_copy_which_no_executor_can_write(folder: Path, cuda: FakeCuda) -> None:
-    keeper, executors = Keeper(), [weights_of(cuda) for _ in range(3)]
+    keeper, executors = FakeKeeper(), [weights_of(cuda) for _ in range(3)]
     loaded = [obtain(folder, keeper, memories=memories) for memories in executors]
     assert [each.kept for each in loaded] == [False, True, True]
-    (kept,) = keeper.kept
+    (kept,) = keeper.weights
     assert kept.kind.device == executors[0].device == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
     assert bytes_of_all_processes(cuda.name) == kept.num_bytes
     assert [each.num_bytes for each in executors] == [kept.num_bytes] * 3
@@ -64,10 +49,14 @@ def test_a_gpu_has_one_copy_which_no_executor_can_write(folder: Path, cuda: Fake
 
 WRITE = """
 import sys, pathlib
-from tests.executor_svc.devices import test_cuda_weights
-t.MappedBytes.tensor = t.on_the_host
-keeper, memories = t.Keeper(), t.weights_of(t.FakeCuda(granularity=t.GRANULE))
-loaded = [t.obtain(pathlib.Path(sys.argv[1]), keeper, memories=memories) for _ in range(2)]
+from executor_svc.devices.cuda_memory import CudaMemory
+from executor_svc.devices.cuda_weights import CudaWeights
+from tests.executor_svc.fake_keeper import FakeKeeper
+from tests.executor_svc.obtaining import obtain
+from tests.support.fake_cuda import FakeCuda
+cuda = FakeCuda(granularity=2**16)
+keeper, memories = FakeKeeper(), CudaWeights(CudaMemory(0, cuda, cuda.as_tensor))
+loaded = [obtain(pathlib.Path(sys.argv[1]), keeper, memories=memories) for _ in range(2)]
 print("loaded", flush=True)
 loaded[int(sys.argv[2])].weights.tensors["embedding"].zero_()
 print("and survived")
@@ -81,7 +70,7 @@ def test_a_stray_write_ends_its_own_process(folder: Path, who: str) -> None:
 
 
 def test_memory_is_given_back_with_its_last_tensor(folder: Path, cuda: FakeCuda) -> None:
-    keeper, memories = Keeper(), weights_of(cuda)
+    keeper, memories = FakeKeeper(), weights_of(cuda)
     first, second = obtain(folder, keeper, memories=memories), obtain(folder, keeper, memories=memories)
     norm = second.weights.tensors["layers.0.q_norm"]
     value = norm.clone()
@@ -98,13 +87,13 @@ def test_memory_is_given_back_with_its_last_tensor(folder: Path, cuda: FakeCuda)
 
 
 def test_weights_that_turn_out_to_be_kept_are_not_there_twice(folder: Path, cuda: FakeCuda) -> None:
-    keeper = Keeper()
+    keeper = FakeKeeper()
     first = obtain(folder, keeper, memories=weights_of(cuda))
     second = obtain(folder, keeper, memories=weights_of(cuda), verify=True)
     gc.collect()
     assert file_of(first) == file_of(second)
     assert len(cuda.mapped) == 2
-    assert bytes_of_all_processes(cuda.name) == keeper.kept[0].num_bytes
+    assert bytes_of_all_processes(cuda.name) == keeper.weights[0].num_bytes
 
 
 CALLS = [
@@ -115,7 +104,7 @@ CALLS = [
 
 
 def test_calls_in_their_order(folder: Path, cuda: FakeCuda) -> None:
-    keeper, memories = Keeper(), weights_of(cuda)
+    keeper, memories = FakeKeeper(), weights_of(cuda)
     cuda.calls.clear()
     found = [obtain(folder, keeper, memories=memories) for _ in range(2)]
     seen = [f"{name}:{cuda.calls[: at + 1].count(name)}" for at, name in enumerate(cuda.calls)]
@@ -127,7 +116,7 @@ def test_calls_in_their_order(folder: Path, cuda: FakeCuda) -> None:
 def test_each_call_fails_once_and_the_weights_are_there_in_spite_of_it(
     folder: Path, cuda: FakeCuda, log: Log, place: str
 ) -> None:
-    keeper, memories = Keeper(), weights_of(cuda)
+    keeper, memories = FakeKeeper(), weights_of(cuda)
     cuda.calls.clear()
     cuda.fail = place
     alone = obtain(folder, None)
@@ -150,7 +139,7 @@ def test_each_call_fails_once_and_the_weights_are_there_in_spite_of_it(
 def test_weights_that_no_executor_uses_make_room_and_pools_if_that_is_not_enough(
     folder: Path, cuda: FakeCuda, log: Log, monkeypatch: pytest.MonkeyPatch, num_full: int
 ) -> None:
-    keeper, memories, create = Keeper(), weights_of(cuda), FakeCuda.cuMemCreate
+    keeper, memories, create = FakeKeeper(), weights_of(cuda), FakeCuda.cuMemCreate
 
     def is_full(*arguments: object) -> object:
         if cuda.calls.count("cuMemCreate") < num_full:
@@ -173,9 +162,9 @@ def test_weights_that_no_executor_uses_make_room_and_pools_if_that_is_not_enough
 
 @pytest.mark.parametrize("what", ["a file", "less"])
 def test_a_descriptor_of_something_else(folder: Path, cuda: FakeCuda, log: Log, what: str) -> None:
-    keeper, memories = Keeper(), weights_of(cuda)
+    keeper, memories = FakeKeeper(), weights_of(cuda)
     good = obtain(folder, keeper, memories=memories)
-    (kept,) = keeper.kept
+    (kept,) = keeper.weights
     less = memories.create(GRANULE)
     kept.memory = os.memfd_create("file") if what == "a file" else os.dup(less.descriptor)
     again = obtain(folder, keeper, memories=memories)
@@ -184,8 +173,7 @@ def test_a_descriptor_of_something_else(folder: Path, cuda: FakeCuda, log: Log, 
     assert log.lines == [("kept weights not used", {"reason": f"{call} failed: CUDA_ERROR_INVALID_VALUE"})] * 2
 
 
-def test_memory_that_cannot_be_given_back_is_said(cuda: FakeCuda, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_weights, "log", log)
+def test_memory_that_cannot_be_given_back_is_said(cuda: FakeCuda, log: Log) -> None:
     new = weights_of(cuda).create(1)
     new.close()
     cuda.fail = "cuMemUnmap"

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_svc.devices import kept_memory
 from executor_svc.devices.kept_memory import KeptMemory
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.keeper.memory import HUGE_PAGE_BYTES, Mapping
 from executor_svc.keeper.tag import PoolTag
-from executor_svc.model.attention import KVGeometry, new_cache
+from executor_svc.model.attention import new_cache
+from tests.executor_svc.pools import GEOMETRY
 
-GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32)  # 8 KiB a part
 NUM_BLOCKS = 1000
+NUM_BYTES = (NUM_BLOCKS + 1) * GEOMETRY.block_bytes
 
 
 @dataclass
@@ -25,13 +25,11 @@ class Kept:
     memory: MemfdPool
     tag: PoolTag
 
-    def cache(self) -> KeptMemory:
-        return KeptMemory(self, self.memory, GEOMETRY, NUM_BLOCKS)  # type: ignore[arg-type]
+    def cache(self, **limits: float) -> KeptMemory:
+        return KeptMemory(self, self.memory, GEOMETRY, NUM_BLOCKS, **limits)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def kept() -> Kept:
-    memory = MemfdPool((NUM_BLOCKS + 1) * GEOMETRY.block_bytes)
+def kept_in(memory: MemfdPool) -> Kept:
     memory.create()
     return Kept(memory, PoolTag(PoolTag.create()))
 
@@ -43,7 +41,8 @@ def huge_kb(mapping: Mapping) -> int:
     return int(found)
 
 
-def test_huge_pages_reach_as_far_as_blocks_are_used(kept: Kept) -> None:
+def test_huge_pages_reach_as_far_as_blocks_are_used() -> None:
+    kept = kept_in(MemfdPool(NUM_BYTES))
     mapping = kept.memory.mapping
     if not mapping.collapse(0, HUGE_PAGE_BYTES):
         pytest.skip("this kernel makes no huge pages of memory files (MADV_COLLAPSE, Linux 6.1)")
@@ -67,18 +66,16 @@ def test_huge_pages_reach_as_far_as_blocks_are_used(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("fault", ["refused", "slow"])
-def test_it_stops_asking_where_the_kernel_makes_none_or_is_slow(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    asked: list[tuple[int, ...]] = []
+def test_it_stops_asking_where_the_kernel_makes_none_or_is_slow(fault: str) -> None:
+    asked: list[tuple[int, int]] = []
 
-    def collapse(_: Mapping, *part: int) -> bool:
-        asked.append(part)
-        return fault != "refused"
+    class Asked(MemfdPool):
+        def collapse(self, start: int, num_bytes: int) -> bool:
+            asked.append((start, num_bytes))
+            return fault != "refused"
 
-    monkeypatch.setattr(Mapping, "collapse", collapse)
-    monkeypatch.setattr(kept_memory, "SLOW_S", -1.0 if fault == "slow" else 60.0)
-    memory = kept.cache()
+    kept = kept_in(Asked(NUM_BYTES))
+    memory = kept.cache(slow_s=-1.0 if fault == "slow" else 60.0)
     memory.reach(0)
     num_asked = len(asked)
     for each in (memory, kept.cache()):

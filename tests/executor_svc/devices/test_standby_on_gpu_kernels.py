@@ -16,7 +16,6 @@ from executor_svc.devices.kept_memory import KeptMemory
 from executor_svc.model.attention import KVGeometry
 from tests.executor_svc import harness
 from tests.executor_svc.conftest import Make
-from tests.executor_svc.devices.test_cuda_weights import on_the_host
 from tests.executor_svc.gpu_kernels import CalledAgain, assert_same_tokens, start_on_gpu_kernels
 from tests.executor_svc.recorded import BLOCK_SIZE, OPTIONS, record
 from tests.support.fake_cuda import FakeCuda
@@ -24,13 +23,6 @@ from tests.support.fake_cuda import FakeCuda
 NUM_BLOCKS = int(OPTIONS["num_blocks"])
 GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=64, block_size=BLOCK_SIZE, dtype=torch.float32)
 PAGE = 4096  # two in each block of a layer's keys
-
-
-class HostPool(CudaMapping):
-    """A pool whose tensors are the host's, since that is where the interpreter computes."""
-
-    def tensor(self) -> torch.Tensor:
-        return on_the_host(self.view())
 
 
 class CalledOnceBefore(CalledAgain):
@@ -47,8 +39,8 @@ class CalledOnceBefore(CalledAgain):
             part()
 
 
-def make_pool(cuda: FakeCuda) -> HostPool:
-    return HostPool(CudaMemory(0, cuda), (NUM_BLOCKS + 1) * GEOMETRY.block_bytes)
+def make_pool(cuda: FakeCuda) -> CudaMapping:
+    return CudaMapping(CudaMemory(0, cuda, cuda.as_tensor), (NUM_BLOCKS + 1) * GEOMETRY.block_bytes)
 
 
 @pytest.mark.slow
@@ -67,11 +59,11 @@ def test_trial_steps_touch_the_padding_block_alone_and_their_graphs_go_on_with_t
     num_mapped = sum(size for size, _ in cuda.mapped.values()) - maker.num_bytes
     assert num_mapped == PAGE + 2 * GEOMETRY.num_layers * block_bytes, "the first page, and the padding blocks"
 
-    runner, limits = start_on_gpu_kernels(folder, [1, 2, 4], [8, 16, 24], memory)
+    graphs = CalledOnceBefore()
+    runner, limits = start_on_gpu_kernels(folder, [1, 2, 4], [8, 16, 24], memory, graphs)
     runner.warm_up()
-    runner._graphs = graphs = CalledOnceBefore()
-    runner._record_steps()
-    for columns in [*runner._largest_plans(), *list(runner._asking_plans())[::3]]:
+    runner.record_steps()
+    for columns in [*runner.largest_plans(), *list(runner.asking_plans())[::3]]:
         runner.run(columns)
 
     assert maker.descriptor is not None

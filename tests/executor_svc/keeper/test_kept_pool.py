@@ -1,117 +1,39 @@
 """A pool over the memory of a CPU, and over that of a GPU whose driver keeps books (`tests/support/fake_cuda.py`)."""
 
-import contextlib
 import itertools
 import os
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from common.errors import BatonError, KeeperError, TryAgainError
-from common.messages import PoolKind
-from executor_svc import startup
-from executor_svc.devices import kept_cache as kept_cache_module
+from common.errors import BatonError, TryAgainError
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.devices.cuda_mapping import CudaMapping
 from executor_svc.devices.cuda_memory import CudaMemory
 from executor_svc.devices.kept_cache import KeptCache
 from executor_svc.devices.memfd_pool import MemfdPool
 from executor_svc.devices.tensor_memory import TensorMemory
-from executor_svc.keeper import kept_pool
 from executor_svc.keeper.held import HeldPool
 from executor_svc.keeper.kept_pool import KeptPool
 from executor_svc.keeper.memory import create_memory
 from executor_svc.keeper.pool_memory import Span
 from executor_svc.model.rank_group import SINGLE_RANK
 from executor_svc.options import ExecutorOptions
-from executor_svc.service import step_loop
 from executor_svc.service.step_loop import QueuedPlan, StepLoop
-from tests.executor_svc.devices.test_kept_memory import GEOMETRY
-from tests.executor_svc.kept import Log
+from executor_svc.startup import start_executor
+from tests.executor_svc.fake_keeper import FakeKeeper, FakeLink
+from tests.executor_svc.pools import GEOMETRY, KIND, NUM_BLOCKS
 from tests.support.fake_cuda import FakeCuda, bytes_of_all_processes
+from tests.support.logged import Log
 
 GRANULE = 2**16
 NUM_BYTES = 3 * GRANULE
-NUM_BLOCKS = 5
 _numbers = itertools.count()
-
-
-@dataclass
-class Keeper:
-    """What is kept, without a process; the last pool that was brought is given to each that asks."""
-
-    kept: list[HeldPool] = field(default_factory=list)
-    refuses: bool = False
-    released: list[list[tuple[int, int]]] = field(default_factory=list)
-
-
-def uses(fd: int) -> tuple[int, int]:
-    """How often this process has the file of a descriptor mapped, and open."""
-    file = os.fstat(fd)
-    mapped = [int(line.split()[4]) for line in Path("/proc/self/maps").read_text().splitlines()]
-    opened = []
-    for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the folder itself
-            opened.append(os.stat(f"/proc/self/fd/{each}"))
-    return mapped.count(file.st_ino), sum(os.path.samestat(file, each) for each in opened)
-
-
-@dataclass
-class Link:
-    """What `KeptPool` needs of a `KeeperLink`."""
-
-    keeper: Keeper
-    pool: HeldPool | None = None
-
-    def lease_pool(self, kind: PoolKind, num_blocks: int) -> HeldPool | None:
-        if not self.keeper.kept:
-            return None
-        last = self.keeper.kept[-1]
-        assert (last.kind, last.num_blocks) == (kind, num_blocks)
-        fds = os.dup(last.memory_fd), os.dup(last.tag_fd)
-        self.pool = HeldPool(kind, last.pool, last.lease + 1, num_blocks, last.num_bytes, *fds)
-        return self.pool
-
-    def give_pool_up(self) -> None:
-        if self.pool is not None:
-            self.keeper.kept = [kept for kept in self.keeper.kept if kept.pool != self.pool.pool]
-            self.pool = None
-
-    def release_lease(self) -> None:
-        assert self.pool is not None
-        os.close(self.pool.memory_fd)
-        os.close(self.pool.tag_fd)
-        self.keeper.released.append([uses(fd) for fd in (self.keeper.kept[-1].memory_fd, self.keeper.kept[-1].tag_fd)])
-        self.pool = None
-
-    def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
-        return num_blocks if self.keeper.kept else 0
-
-    def make_room(self, device: str, *, pools: bool = True) -> int:
-        return 0
-
-    def wait_for_pool(
-        self,
-        kind: PoolKind,
-        num_blocks: int,
-        interrupt_fd: int | None = None,
-        waiting: object = None,
-        until: float = 0.0,
-    ) -> HeldPool | None:
-        return self.lease_pool(kind, num_blocks)
-
-    def deposit_pool(self, kind: PoolKind, num_blocks: int, num_bytes: int, memory_fd: int, tag_fd: int) -> HeldPool:
-        if self.keeper.refuses:
-            raise KeeperError("the keeper refuses: it is full")
-        name = f"{next(_numbers):032}"
-        self.pool = HeldPool(kind, name, 1, num_blocks, num_bytes, os.dup(memory_fd), os.dup(tag_fd))
-        self.keeper.kept.append(self.pool)
-        return self.pool
 
 
 @dataclass
@@ -139,9 +61,9 @@ class Device:
         address = self.address(memory)
         return next(cuda for cuda in self.cudas if address in cuda.mapped).bytes_at(address, memory.num_bytes)
 
-    def pool(self, keeper: Keeper, memory: TensorMemory) -> KeptPool:
-        kind = PoolKind(fingerprint="f", dtype="float32", layout="l", device=memory.device)
-        return KeptPool(Link(keeper), kind, NUM_BLOCKS, memory, SINGLE_RANK)  # type: ignore[arg-type]
+    def pool(self, keeper: FakeKeeper, memory: TensorMemory) -> KeptPool:
+        kind = msgspec.structs.replace(KIND, device=memory.device)
+        return KeptPool(FakeLink(keeper), kind, NUM_BLOCKS, memory, SINGLE_RANK)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["cpu", "gpu"])
@@ -149,15 +71,7 @@ def device(request: pytest.FixtureRequest) -> Device:
     return Device(request.param)
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    log = Log()
-    monkeypatch.setattr(kept_pool, "log", log)
-    monkeypatch.setattr(kept_cache_module, "log", log)
-    return log
-
-
-def left_pool(device: Device, keeper: Keeper) -> None:
+def left_pool(device: Device, keeper: FakeKeeper) -> None:
     """An executor has written a pool under epoch 7, and is gone."""
     memory = device.memory()
     pool = device.pool(keeper, memory)
@@ -171,17 +85,17 @@ def left_pool(device: Device, keeper: Keeper) -> None:
 
 
 def test_the_next_executor_goes_on_with_what_the_last_one_wrote(device: Device) -> None:
-    left_pool(device, keeper := Keeper())
+    left_pool(device, keeper := FakeKeeper())
     memory = device.memory()
     pool = device.pool(keeper, memory)
     assert pool.take()
     assert not pool.is_new
     assert device.bytes_at(memory)[NUM_BYTES - 1] == 9
-    assert (pool.named.pool, pool.named.lease, pool.named.epoch) == (keeper.kept[0].pool, 2, 7)
+    assert (pool.named.pool, pool.named.lease, pool.named.epoch) == (keeper.pools[0].pool, 2, 7)
 
 
 def test_a_standby_has_the_pool_at_the_addresses_of_its_scratch_memory(device: Device, never: int) -> None:
-    left_pool(device, keeper := Keeper())
+    left_pool(device, keeper := FakeKeeper())
     memory = device.memory()
     pool = device.pool(keeper, memory)
     memory.map_scratch([Span(2 * GRANULE, 16)])
@@ -196,7 +110,7 @@ KEEPERS_OWN = [(0, 1), (0, 1)]  # descriptors of the pool and of its tag page
 
 
 def test_a_lease_is_released_when_this_process_can_reach_nothing_of_the_pool(device: Device, log: Log) -> None:
-    left_pool(device, keeper := Keeper())
+    left_pool(device, keeper := FakeKeeper())
     memory = device.memory()
     pool = device.pool(keeper, memory)
     assert pool.take()
@@ -215,13 +129,13 @@ def test_a_lease_is_released_when_this_process_can_reach_nothing_of_the_pool(dev
     assert next_one.named.epoch == 7
     assert list(device.bytes_at(next_memory)[NUM_BYTES - 2 :]) == [8, 9]
     del over, tag
-    assert [event for event, _ in log.lines] == ["holds a pool", "holds a pool", "lease released", "holds a pool"]
+    assert log.events == ["holds a pool", "holds a pool", "lease released", "holds a pool"]
 
 
 @pytest.mark.parametrize("fail", ["cuCtxSynchronize", "cuMemUnmap"])
 def test_a_lease_that_cannot_be_released_ends_with_the_process(fail: str, log: Log) -> None:
     device = Device("gpu")
-    pool = device.pool(keeper := Keeper(), device.memory())
+    pool = device.pool(keeper := FakeKeeper(), device.memory())
     assert pool.take()
     device.cudas[-1].calls.clear()
     device.cudas[-1].fail = fail
@@ -247,24 +161,24 @@ def other_tag(held: HeldPool) -> dict[str, Any]:
 def test_a_pool_that_cannot_be_used_is_replaced(
     device: Device, fault: Callable[[HeldPool], dict[str, Any]], is_standby: bool, log: Log, never: int
 ) -> None:
-    left_pool(device, keeper := Keeper())
-    left = keeper.kept.pop()
-    keeper.kept.append(HeldPool(**{**vars(left), **fault(left)}))
+    left_pool(device, keeper := FakeKeeper())
+    left = keeper.pools.pop()
+    keeper.pools.append(HeldPool(**{**vars(left), **fault(left)}))
     memory = device.memory()
     pool = device.pool(keeper, memory)
     if is_standby:
         memory.map_scratch([Span(0, 1)])
     assert pool.wait(never) if is_standby else pool.take()
     assert pool.is_new
-    (kept,) = keeper.kept
+    (kept,) = keeper.pools
     assert (pool.named.pool, pool.named.epoch) == (kept.pool, 0)
     assert not any(device.bytes_at(memory))
-    assert [event for event, _ in log.lines] == ["holds a pool", "a kept pool is not used", "holds a pool"]
+    assert log.events == ["holds a pool", "a kept pool is not used", "holds a pool"]
 
 
 def test_without_room_at_the_keeper_nothing_is_taken(device: Device, log: Log) -> None:
     memory = device.memory()
-    assert not device.pool(Keeper(refuses=True), memory).take()
+    assert not device.pool(FakeKeeper(refuses=True), memory).take()
     ((event, facts),) = log.lines
     assert event == "no pool is kept for this executor"
     assert facts["reason"].endswith("it is full")
@@ -277,11 +191,11 @@ def test_without_room_at_the_keeper_nothing_is_taken(device: Device, log: Log) -
 def test_a_pool_is_distrusted_before_a_failed_step_can_end_the_process(
     device: Device, is_usable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left_pool(device, keeper := Keeper())
+    left_pool(device, keeper := FakeKeeper())
     pool = device.pool(keeper, device.memory())
     assert pool.take()
     exits: list[tuple[int, int]] = []
-    monkeypatch.setattr(step_loop.os, "_exit", lambda code: exits.append((code, pool.named.epoch)))
+    monkeypatch.setattr(os, "_exit", lambda code: exits.append((code, pool.named.epoch)))
     assert pool.named.epoch == 7
 
     class Runner:
@@ -311,16 +225,13 @@ class Platform(CpuPlatform):
         raise BatonError(self.fault)
 
 
-KIND = PoolKind(fingerprint="f", dtype="float32", layout="l")
-
-
 def cache_on(platform: CpuPlatform, *, is_standby: bool) -> object:
-    link: Any = Link(Keeper())
+    link: Any = FakeLink(FakeKeeper())
     return KeptCache.on(platform, link, KIND, GEOMETRY, SINGLE_RANK, standby="always" if is_standby else "auto")
 
 
 def memory_of(platform: CpuPlatform, *, is_standby: bool) -> object:
-    link: Any = Link(Keeper())
+    link: Any = FakeLink(FakeKeeper())
     return KeptCache(platform, link, KIND, GEOMETRY, SINGLE_RANK, is_standby).memory(4)
 
 
@@ -336,41 +247,28 @@ def test_memory_that_cannot_be_kept_is_said_and_no_standby_starts(begin: Callabl
 def test_an_executor_that_finds_no_pool_gives_back_what_others_have_left_on_its_gpu(
     num_found: int, asked_for: list[str]
 ) -> None:
-    asked: list[str] = []
-
-    class Finds(Link):
-        def make_room(self, device: str, *, pools: bool = True) -> int:
-            asked.append(device)
-            return 2**30
-
-        def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
-            return num_found
-
     class OnDevice(CpuPlatform):
         def kept_device(self) -> str:
             return "GPU-1"
 
-    link: Any = Finds(Keeper())
+    keeper = FakeKeeper(room=2**30)
+    link: Any = FakeLink(keeper, found=num_found)
     cache = KeptCache.on(OnDevice(1), link, KIND, GEOMETRY, SINGLE_RANK, standby="never")
     assert cache is not None
     assert cache.find(0) == num_found
-    assert asked == asked_for
+    assert keeper.calls == [f"drop pools on {device}" for device in asked_for]
 
 
 @pytest.mark.parametrize("left", [0, 2**30])
-def test_memory_that_runs_out_is_taken_from_what_no_executor_uses(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_is_taken_from_what_no_executor_uses(left: int) -> None:
     """The process ends in either case, and its supervisor starts it again."""
 
-    def runs_out(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+    class RunsOut(FakeKeeper):
+        def find_weights(self, *_: object, **__: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
-    class Gives(Link):
-        def make_room(self, device: str, *, pools: bool = True) -> int:
-            assert (device, pools) == ("GPU-1", True)
-            return left
-
-    monkeypatch.setattr(startup, "_start", runs_out)
-    monkeypatch.setattr(CpuPlatform, "kept_device", lambda _: "GPU-1")
+    keeper: Any = RunsOut(room=left)
     with pytest.raises(TryAgainError, match="memory runs out while the executor starts") as raised:
-        startup.start_executor(ExecutorOptions(device="cpu"), None, Gives(Keeper()))  # type: ignore[arg-type]
+        start_executor(ExecutorOptions(device="cpu"), keeper, FakeLink(keeper))  # type: ignore[arg-type]
+    assert keeper.calls == ["drop pools on cpu"]
     assert ("start again" in str(raised.value)) == bool(left)

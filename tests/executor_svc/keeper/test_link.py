@@ -1,5 +1,6 @@
 """The executor's link: what it asks, and that it needs no keeper once the executor serves."""
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -14,8 +15,7 @@ import pytest
 
 from common import messages as m
 from common.errors import KeeperError
-from executor_svc.keeper import conversation
-from executor_svc.keeper import finding as finding_module
+from executor_svc.keeper.conversation import KeeperTimeouts
 from executor_svc.keeper.finding import find_keeper
 from executor_svc.keeper.link import KeeperLink
 from executor_svc.keeper.memory import check_memory, create_memory, seal_read_only
@@ -73,16 +73,16 @@ def test_weights_are_shared_by_fingerprint_and_by_source(keeper, link):
     other.close()
 
 
-def test_weights_that_are_about_to_come_are_waited_for(keeper, link, monkeypatch):
-    other, has_asked = KeeperLink(keeper.path, "other"), threading.Event()
-    ask = other.ask
+def test_weights_that_are_about_to_come_are_waited_for(keeper, link):
+    has_asked = threading.Event()
 
-    def noticed(*arguments, **options):
-        answer = ask(*arguments, **options)
-        has_asked.set()
-        return answer
+    class Noticed(KeeperLink):
+        def ask(self, *arguments, **options):
+            answer = super().ask(*arguments, **options)
+            has_asked.set()
+            return answer
 
-    monkeypatch.setattr(other, "ask", noticed)
+    other = Noticed(keeper.path, "other")
     with ThreadPoolExecutor() as pool:
         found = pool.submit(other.find_weights, WEIGHTS, source="files 1", wait_s=30.0)
         assert has_asked.wait(10.0)
@@ -119,11 +119,12 @@ def test_a_keeper_that_is_named_is_waited_for(folder):
     keeper.kill()
 
 
-def test_a_keeper_that_does_not_come_is_done_without(folder, monkeypatch):
-    monkeypatch.setattr(finding_module, "START_TIMEOUT_S", 0.3)
-    assert find_keeper(folder / "keeper.sock", "executor", is_required=False) is None
+def test_a_keeper_that_does_not_come_is_done_without(folder):
+    asked = {"socket_path": folder / "keeper.sock", "executor_name": "executor"}
+    asked["timeouts"] = KeeperTimeouts(start_s=0.3)
+    assert find_keeper(**asked, is_required=False) is None
     with pytest.raises(KeeperError, match="a standby needs a keeper"):
-        find_keeper(folder / "keeper.sock", "executor", is_required=True)
+        find_keeper(**asked, is_required=True)
 
 
 def test_a_standby_says_whether_a_keeper_knows_of_it(keeper, link):
@@ -148,14 +149,13 @@ def test_what_a_keeper_refuses_is_an_error(link):
     assert link.find_pool(POOL) == 0  # the link goes on
 
 
-def test_a_keeper_that_hangs_is_not_waited_for(keeper, link, monkeypatch):
-    monkeypatch.setattr(conversation, "ANSWER_TIMEOUT_S", 0.1)
-    keeper.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(KeeperError, match="did not answer within"):
-        link.find_pool(POOL)
-    keeper.process.send_signal(signal.SIGCONT)
-    monkeypatch.undo()
-    assert link.find_pool(POOL) == 0  # over a new connection
+def test_a_keeper_that_hangs_is_not_waited_for(keeper):
+    with contextlib.closing(KeeperLink(keeper.path, "executor", KeeperTimeouts(answer_s=2.0))) as link:
+        keeper.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(KeeperError, match="did not answer within 2 s"):
+            link.find_pool(POOL)
+        keeper.process.send_signal(signal.SIGCONT)
+        assert link.find_pool(POOL) == 0  # over a new connection
 
 
 def test_what_a_starting_executor_asks_it_asks_the_next_keeper_again(keeper, link):
@@ -180,8 +180,8 @@ def waiting_bytes(link: KeeperLink) -> int:
     return int.from_bytes(fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
 
 
-def test_an_executor_brings_all_it_has_to_the_next_keeper(keeper, link, monkeypatch):
-    monkeypatch.setattr(conversation, "START_TIMEOUT_S", 0.0)
+def test_an_executor_brings_all_it_has_to_the_next_keeper(keeper):
+    link = KeeperLink(keeper.path, "executor", KeeperTimeouts(start_s=0.0))
     held = deposit(link)
     link.deposit_weights(WEIGHTS, "f", NUM_BYTES, weights_of(b"w"), source="files 1")
     keeper.kill()
@@ -194,16 +194,17 @@ def test_an_executor_brings_all_it_has_to_the_next_keeper(keeper, link, monkeypa
     assert [(pool.pool, pool.lease, pool.holder) for pool in report.pools] == [(held.pool[:8], 1, "executor")]
     assert [weights.users for weights in report.weights] == [("executor",)]
     assert link.find_pool(POOL) == NUM_BLOCKS
+    link.close()
 
 
 def test_a_connection_that_broke_changes_nothing_for_the_same_keeper(keeper, link):
     held = deposit(link)
-    link._talk.disconnect()
+    link.stop_waiting()  # which ends the connection
     assert link.lease_pool(POOL, NUM_BLOCKS).pool == held.pool
     assert keeper.report().pools[0].lease == 1
-    link._talk.disconnect()
-    link._talk._retry_at = 0.0
-    serve_until(link, lambda: link.fileno() >= 0 and link._talk.is_up_to_date)
+    link.stop_waiting()
+    serve_until(link, lambda: link.fileno() >= 0)
+    assert link.find_pool(POOL) == NUM_BLOCKS, "it has answered to all that was brought"
     assert keeper.log().count('event="executor registered"') == 1
 
 
@@ -219,7 +220,8 @@ def test_a_lease_is_released_once_and_its_pool_is_brought_to_no_other_keeper(kee
     assert other.lease_pool(POOL, NUM_BLOCKS).lease == 2
     keeper.kill()
     keeper.start()
-    serve_until(link, lambda: link.fileno() >= 0 and link._talk.is_up_to_date)
+    serve_until(link, lambda: link.fileno() >= 0)
+    link.find_pool(POOL)  # it has answered to all that was brought
     serve_until(other, lambda: keeper.report().pools)
     assert [(pool.pool, pool.lease, pool.holder) for pool in keeper.report().pools] == [(held.pool[:8], 2, "other")]
     other.close()

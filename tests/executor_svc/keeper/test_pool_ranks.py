@@ -1,89 +1,62 @@
 """Pools of several ranks, threads here: all go on with what their predecessors wrote together, or none does."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.errors import KeeperError
 from common.exit_codes import EXIT_CRASHED, EXIT_OK
-from common.messages import PoolKind
 from common.plan import PlanColumns
 from executor_svc.devices.cpu import CpuPlatform
 from executor_svc.devices.kept_cache import KeptCache
 from executor_svc.devices.memfd_pool import MemfdPool
-from executor_svc.keeper import kept_pool
 from executor_svc.keeper.held import HeldPool
-from executor_svc.keeper.kept_pool import KeptPool
+from executor_svc.keeper.kept_pool import NOT_KEPT, NOT_USED, PATIENCE, KeptPool, Patience
 from executor_svc.keeper.memory import create_memory
-from executor_svc.keeper.pool_ranks import open_file_of
 from executor_svc.keeper.tag import PoolTag
 from executor_svc.model.rank_group import RankGroup
-from executor_svc.runner import group_runner
 from executor_svc.runner.group_runner import follow, run_in_group
 from executor_svc.runner.trial_plans import trial_plan
-from executor_svc.service import step_loop
 from executor_svc.service.step_loop import RankGone
 from tests import ROOT
-from tests.executor_svc.devices.test_kept_memory import GEOMETRY
-from tests.executor_svc.keeper import test_kept_pool
-from tests.executor_svc.keeper.test_kept_pool import KIND, NUM_BLOCKS, Keeper
-from tests.executor_svc.kept import Log
+from tests.executor_svc.fake_keeper import FakeKeeper, FakeLink
+from tests.executor_svc.pools import GEOMETRY, KIND, NUM_BLOCKS
 from tests.executor_svc.ranks import in_threads
+from tests.support.logged import Log
 
 RANKS = 2
 NUM_BYTES = 2**16
-
-
-@dataclass
-class Link(test_kept_pool.Link):
-    """A rank's link to what the keeper has for its rank.
-
-    Attributes:
-        tries: how often there is no pool before there is one, because its holder lives.
-        find_gives: what is found, if it is not what is there.
-        has_stopped: whether it waits no more.
-    """
-
-    tries: int = 0
-    find_gives: int | None = None
-    has_stopped: bool = False
-
-    def lease_pool(self, kind: PoolKind, num_blocks: int) -> HeldPool | None:
-        self.tries -= 1
-        return None if self.tries >= 0 else super().lease_pool(kind, num_blocks)
-
-    def find_pool(self, kind: PoolKind, num_blocks: int = 0) -> int:
-        return super().find_pool(kind, num_blocks) if self.find_gives is None else self.find_gives
-
-    def receive(self) -> list[Any]:
-        return []
-
-    def tick(self, now: float, state: str) -> None:
-        pass
-
-    def stop_waiting(self) -> None:
-        self.has_stopped = True
+IMPATIENT = Patience(find_interval_s=0.01, others_s=0.2)
 
 
 @dataclass
 class Machine:
-    """What is kept for each rank, and the links and memory of an executor's ranks."""
+    """What is kept for each rank, and the links and memory of an executor's ranks.
 
-    keepers: list[Keeper] = field(default_factory=lambda: [Keeper() for _ in range(RANKS)])
-    links: list[Link] = field(default_factory=list)
+    Attributes:
+        tells: changes what a rank hears of the ranks in turn, as a machine would on which they are not alike.
+    """
+
+    keepers: list[FakeKeeper] = field(default_factory=lambda: [FakeKeeper() for _ in range(RANKS)])
+    tells: Callable[[list[list[int]]], list[list[int]]] = lambda rows: rows
+    links: list[FakeLink] = field(default_factory=list)
     pools: list[KeptPool] = field(default_factory=list)
     memories: list[MemfdPool] = field(default_factory=list)
+    patience: Patience = PATIENCE
 
     def start(self) -> None:
         """The ranks of another executor, which have no pools yet."""
-        self.links = [Link(keeper) for keeper in self.keepers]
+        self.links = [FakeLink(keeper) for keeper in self.keepers]
         self.memories = [MemfdPool(NUM_BYTES) for _ in range(RANKS)]
         self.pools = []
 
@@ -93,9 +66,10 @@ class Machine:
 
         def of_rank(group: RankGroup) -> bool:
             rank = group.rank
-            kind = PoolKind(fingerprint="f", dtype="float32", layout="l", rank=rank, num_ranks=RANKS)
+            kind = msgspec.structs.replace(KIND, rank=rank, num_ranks=RANKS)
             link: Any = self.links[rank]
-            pools[rank] = KeptPool(link, kind, NUM_BLOCKS, self.memories[rank], group)
+            ranks = SimpleNamespace(rank=rank, size=RANKS, gather=lambda values: self.tells(group.gather(values)))
+            pools[rank] = KeptPool(link, kind, NUM_BLOCKS, self.memories[rank], ranks, self.patience)
             return do(pools[rank], rank)
 
         done = in_threads(RANKS, of_rank)
@@ -131,21 +105,8 @@ def machine() -> Machine:
     return machine
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    log = Log()
-    monkeypatch.setattr(kept_pool, "log", log)
-    return log
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_pool, "OTHERS_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(kept_pool, "FIND_INTERVAL_S", 0.01)
-
-
 def reasons(log: Log) -> list[str]:
-    return [facts["reason"] for event, facts in log.lines if event == kept_pool.NOT_USED]
+    return [facts["reason"] for event, facts in log.lines if event == NOT_USED]
 
 
 def assert_all_are_new(machine: Machine) -> None:
@@ -169,7 +130,7 @@ def test_a_group_goes_on_with_what_the_last_one_wrote(machine: Machine) -> None:
 
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_where_one_ranks_pool_was_dropped_all_are_new(machine: Machine, rank: int, log: Log) -> None:
-    machine.keepers[rank].kept.clear()
+    machine.keepers[rank].pools.clear()
     assert machine.take() == [True, True]
     assert_all_are_new(machine)
     assert reasons(log) == [f"there is none for rank {rank}"] * RANKS
@@ -179,7 +140,7 @@ def test_pools_that_were_not_written_together_are_not_used(machine: Machine, log
     other = Machine()
     other.start()
     other.take()
-    machine.keepers[1].kept = other.keepers[1].kept
+    machine.keepers[1].pools = other.keepers[1].pools
     assert machine.take() == [True, True]
     assert_all_are_new(machine)
     assert reasons(log) == ["the pools of the ranks do not belong together"] * RANKS
@@ -187,8 +148,8 @@ def test_pools_that_were_not_written_together_are_not_used(machine: Machine, log
 
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_where_one_ranks_pool_cannot_be_used_all_are_new(machine: Machine, rank: int, log: Log) -> None:
-    last = machine.keepers[rank].kept[-1]
-    machine.keepers[rank].kept.append(HeldPool(**{**vars(last), "memory_fd": os.memfd_create("no_pool")}))
+    last = machine.keepers[rank].pools[-1]
+    machine.keepers[rank].pools.append(HeldPool(**{**vars(last), "memory_fd": os.memfd_create("no_pool")}))
     assert machine.take() == [True, True]
     assert_all_are_new(machine)
     found = "memory of 0 bytes came from the keeper, it has to have 65536"
@@ -211,14 +172,14 @@ def test_what_one_rank_spoils_is_spoiled_for_all(machine: Machine, rank: int) ->
     assert machine.epochs == [9, 9], "what the next group writes counts again"
 
 
-def test_a_rank_waits_for_the_end_of_the_one_whose_pool_it_gets(machine: Machine, impatient: None) -> None:
-    machine.links[1].tries = 3
+def test_a_rank_waits_for_the_end_of_the_one_whose_pool_it_gets(machine: Machine) -> None:
+    machine.links[1].tries, machine.patience = 3, Patience(find_interval_s=0.01)
     assert machine.take() == [True, True]
     assert machine.content == [10, 11]
 
 
-def test_it_does_not_wait_for_ever(machine: Machine, impatient: None, log: Log) -> None:
-    machine.links[1].tries = 10**9
+def test_it_does_not_wait_for_ever(machine: Machine, log: Log) -> None:
+    machine.links[1].tries, machine.patience = 10**9, IMPATIENT
     assert machine.take() == [True, True]
     assert_all_are_new(machine)
     assert reasons(log) == ["there is none for rank 1"] * RANKS
@@ -230,26 +191,30 @@ def test_where_the_keeper_refuses_one_rank_none_has_a_pool(rank: int, log: Log) 
     machine.keepers[rank].refuses = True
     machine.start()
     assert machine.take() == [False, False]
-    assert {event for event, _ in log.lines} == {kept_pool.NOT_KEPT}
+    assert {event for event, _ in log.lines} == {NOT_KEPT}
     assert [memory.descriptor for memory in machine.memories] == [None, None]
-    assert [keeper.kept for keeper in machine.keepers] == [[], []], "what the other one has deposited is given up"
+    assert [keeper.pools for keeper in machine.keepers] == [[], []], "what the other one has deposited is given up"
 
 
-def test_ranks_that_do_not_see_each_others_files_have_no_pools(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
-    monkeypatch.setattr(kept_pool, "open_file_of", lambda pid, _: open_file_of(pid, 10**6))
-    machine = Machine()
+def with_tag_of_rank_0(fd: int) -> Callable[[list[list[int]]], list[list[int]]]:
+    """The ranks hear of another descriptor than that of the tag page that rank 0 has made."""
+    return lambda rows: [[*row[:-1], fd] if os.getpid() in row else row for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("fd", "reason"),
+    [
+        (10**6, "a file of rank 0 .* cannot be opened: No such file or directory"),
+        # In another PID namespace the number may be that of another process.
+        (PoolTag.create(), "the pools of the ranks do not belong together"),
+    ],
+    ids=["which is not there", "of another page"],
+)
+def test_ranks_that_do_not_see_the_same_file_have_no_pools(fd: int, reason: str, log: Log) -> None:
+    machine = Machine(tells=with_tag_of_rank_0(fd))
     machine.start()
     assert machine.take() == [False, False]
-    assert any("cannot be opened: No such file" in facts["reason"] for _, facts in log.lines)
-
-
-def test_a_file_that_is_another_page_is_noticed(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
-    """In another PID namespace the number may be that of another process."""
-    monkeypatch.setattr(kept_pool, "open_file_of", lambda *_: PoolTag.create())
-    machine = Machine()
-    machine.start()
-    assert machine.take() == [False, False]
-    assert {facts["reason"] for _, facts in log.lines} == {"the pools of the ranks do not belong together"}
+    assert any(re.fullmatch(reason, facts["reason"]) for _, facts in log.lines)
 
 
 def test_huge_pages_are_counted_by_rank() -> None:
@@ -262,10 +227,8 @@ def test_huge_pages_are_counted_by_rank() -> None:
 # --- standbys ---
 
 
-def test_a_standby_group_has_its_pools_when_the_last_rank_has_one(
-    machine: Machine, never: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept_pool, "TURN_S", 0.001)
+def test_a_standby_group_has_its_pools_when_the_last_rank_has_one(machine: Machine, never: int) -> None:
+    machine.patience = Patience(turn_s=0.001)
     machine.links[0].tries, machine.links[1].tries = 2, 9
     assert machine.all_do(lambda pool, _: pool.wait(never)) == [True, True]
     assert machine.content == [10, 11]
@@ -273,8 +236,8 @@ def test_a_standby_group_has_its_pools_when_the_last_rank_has_one(
     assert not any(link.has_stopped for link in machine.links)
 
 
-def test_a_standby_group_that_lacks_a_pool_makes_new_ones(machine: Machine, never: int, impatient: None) -> None:
-    machine.links[1].tries = 10**9
+def test_a_standby_group_that_lacks_a_pool_makes_new_ones(machine: Machine, never: int) -> None:
+    machine.links[1].tries, machine.patience = 10**9, IMPATIENT
     assert machine.all_do(lambda pool, _: pool.wait(never)) == [True, True]
     assert_all_are_new(machine)
     assert machine.links[1].has_stopped
@@ -291,8 +254,8 @@ def test_a_standby_group_ends_when_one_rank_is_told_to(machine: Machine) -> None
 
 
 def test_a_standby_group_without_pools_is_an_error_on_all_ranks(machine: Machine, never: int) -> None:
-    last = machine.keepers[1].kept[-1]
-    machine.keepers[1].kept.append(HeldPool(**{**vars(last), "tag_fd": create_memory("no_tag", 4096)}))
+    last = machine.keepers[1].pools[-1]
+    machine.keepers[1].pools.append(HeldPool(**{**vars(last), "tag_fd": create_memory("no_tag", 4096)}))
     machine.keepers[0].refuses = True
 
     def wait(pool: KeptPool, _: int) -> bool:
@@ -311,13 +274,13 @@ def cache_of(group: RankGroup, links: list[Any]) -> KeptCache | None:
 
 
 def test_a_rank_without_a_keeper_is_enough_for_none_to_be_kept() -> None:
-    links = [Link(Keeper()), None]
+    links = [FakeLink(FakeKeeper()), None]
     assert in_threads(RANKS, lambda group: cache_of(group, links)) == [None, None]
 
 
 @pytest.mark.parametrize(("found", "agreed"), [((9, 9), 9), ((9, 8), 0), ((9, 0), 0)])
 def test_the_ranks_agree_about_the_pools_size(found: tuple[int, int], agreed: int) -> None:
-    links = [Link(Keeper(), find_gives=each) for each in found]
+    links = [FakeLink(FakeKeeper(), found=each) for each in found]
 
     def find(group: RankGroup) -> int:
         cache = cache_of(group, links)
@@ -362,7 +325,7 @@ def test_a_step_that_failed_here_spoils_the_pools_and_one_that_lacked_a_rank_doe
 ) -> None:
     machine.take()
     exits: list[tuple[int, list[int]]] = []
-    monkeypatch.setattr(step_loop.os, "_exit", lambda code: exits.append((code, machine.epochs)))
+    monkeypatch.setattr(os, "_exit", lambda code: exits.append((code, machine.epochs)))
     channel: Any = Channel(trial_plan([1], 16), None)
     runner: Any = Runner(error)
     follow(runner, channel, machine.pools[1])
@@ -379,28 +342,37 @@ def test_a_rank_that_hears_no_more_of_rank_0_leaves_its_pool_as_it_is(machine: M
     assert follow(runner, channel, machine.pools[1]) == EXIT_OK
 
 
+@pytest.fixture
+def group_of(machine: Machine) -> Iterator[Callable[[int], Any]]:
+    """A rank's group, on one machine; handlers of signals are put back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    order = [keeper.calls for keeper in machine.keepers]
+    yield lambda rank: SimpleNamespace(
+        rank=rank, gather=lambda row: [row, row], close=lambda: order[rank].append("group is left")
+    )
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_leaves_in_order_has_told_the_others_when_it_releases_its_lease(
-    machine: Machine, rank: int, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, rank: int, group_of: Callable[[int], Any]
 ) -> None:
     """So all ranks do so at the same time; what only ends the process comes after that."""
     machine.take()
-    pool, order = machine.pools[rank], list[str]()
+    pool, order = machine.pools[rank], machine.keepers[rank].calls
     channel: Any = Channel(None)
     channel.send = lambda columns: order.append(f"rank 0 sends {columns}")
     runner: Any = SimpleNamespace(limits=None, launch=None, close=lambda: order.append("graphs are destroyed"))
-    leaves = SimpleNamespace(start=lambda: None, leave=lambda: order.append("the link is free"))
-    group: Any = SimpleNamespace(rank=rank, gather=lambda row: [row, row], close=lambda: order.append("group is left"))
-    monkeypatch.setattr(group_runner, "PlanChannel", lambda: channel)
-    monkeypatch.setattr(group_runner, "FollowerThread", lambda link, leader: leaves)
-    monkeypatch.setattr(group_runner.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(pool, "release", lambda: order.append("lease is released"))
-    assert run_in_group(runner, group, lambda leader: EXIT_OK, pool) == EXIT_OK
-    first = "the link is free" if rank else "rank 0 sends None"
-    assert order == [first, "lease is released", "graphs are destroyed", "group is left"]
+    assert run_in_group(runner, group_of(rank), lambda leader: EXIT_OK, pool, channel) == EXIT_OK
+    assert not [thread for thread in threading.enumerate() if thread.name == "follower"], "the link is free"
+    first = [] if rank else ["rank 0 sends None"]
+    assert order == [*first, "release the lease", "graphs are destroyed", "group is left"]
 
 
-def test_a_group_that_is_broken_releases_no_lease(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_is_broken_releases_no_lease(
+    machine: Machine, group_of: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.take()
     exits: list[int] = []
 
@@ -408,14 +380,11 @@ def test_a_group_that_is_broken_releases_no_lease(machine: Machine, monkeypatch:
         exits.append(code)
         raise SystemExit
 
-    monkeypatch.setattr(group_runner, "PlanChannel", lambda: Channel(RankGone("connection reset")))
-    monkeypatch.setattr(group_runner, "FollowerThread", lambda link, leader: None)
-    monkeypatch.setattr(group_runner.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(group_runner.os, "_exit", end)
-    group: Any = SimpleNamespace(rank=1, gather=lambda row: [row, row])
+    monkeypatch.setattr(os, "_exit", end)
     runner: Any = Runner(AssertionError())
+    channel: Any = Channel(RankGone("connection reset"))
     with pytest.raises(SystemExit):
-        run_in_group(runner, group, lambda leader: EXIT_OK, machine.pools[1])
+        run_in_group(runner, group_of(1), lambda leader: EXIT_OK, machine.pools[1], channel)
     assert (exits, machine.keepers[1].released) == ([EXIT_CRASHED], [])
 
 

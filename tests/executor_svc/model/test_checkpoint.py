@@ -20,7 +20,8 @@ from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
 from executor_svc.model.config import identity
 from executor_svc.model.families import read_config
 from tests.executor_svc.conftest import Make
-from tests.executor_svc.kept import Keeper, assert_equal, obtain
+from tests.executor_svc.fake_keeper import FakeKeeper
+from tests.executor_svc.obtaining import assert_equal, obtain
 
 # --- two tensors of one xxh3 ---
 
@@ -100,7 +101,7 @@ def test_forged_weights_are_not_taken_for_those_of_a_clean_folder(
     """A keeper that met them first had them for whoever brought the fingerprint."""
     clean = shutil.copytree(folder, tmp_path / "clean")
     change(folder)
-    keeper = Keeper()
+    keeper = FakeKeeper()
     forged, honest = obtain(folder, keeper), obtain(clean, keeper)
     assert forged.fingerprint != honest.fingerprint
     assert_equal(honest, obtain(clean, None))

@@ -15,57 +15,7 @@ from common.model_files import DEMO_MODEL_DIR
 from executor_svc.model.config import MoeConfig, RopeConfig
 from executor_svc.model.families import read_config
 from executor_svc.model.rope import inverse_frequencies
-
-# The fields of Qwen/Qwen3-32B's config.json as published, in the layout from before transformers 5.
-QWEN3_32B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 5120,
-    "initializer_range": 0.02,
-    "intermediate_size": 25600,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 64,
-    "model_type": "qwen3",
-    "num_attention_heads": 64,
-    "num_hidden_layers": 64,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.51.0",
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-
-# What Qwen/Qwen3-30B-A3B's, as published, says otherwise.
-QWEN3_30B_A3B = {
-    **QWEN3_32B,
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "decoder_sparse_step": 1,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "max_window_layers": 48,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_moe",
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "output_router_logits": False,
-    "router_aux_loss_coef": 0.001,
-}
+from tests.executor_svc.published_configs import QWEN3_30B_A3B, QWEN3_32B
 
 
 def write(folder: Path, base: dict[str, Any] = QWEN3_32B, **changes: Any) -> Path:

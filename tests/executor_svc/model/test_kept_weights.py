@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,20 +15,22 @@ import pytest
 import torch
 
 from common.errors import KeeperError
-from executor_svc.keeper import link
+from executor_svc.devices.memfd_weights import MemfdWeights, NewMemfd
 from executor_svc.keeper.link import KeeperLink
-from executor_svc.model import kept_weights
+from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.kept_weights import LoadedWeights
 from executor_svc.model.rank_group import RankGroup
 from executor_svc.model.weight_file import read_tensors
 from executor_svc.options import ExecutorOptions
 from executor_svc.startup import start_executor
 from tests.executor_svc.conftest import Make
+from tests.executor_svc.fake_keeper import FakeKeeper
 from tests.executor_svc.harness import Driver, ExecutorLimits, Pool, Row, logits, needs_cpp
-from tests.executor_svc.kept import MEMFDS, Keeper, Log, assert_equal, file_of, obtain
+from tests.executor_svc.obtaining import MEMFDS, assert_equal, file_of, obtain
 from tests.executor_svc.ranks import in_threads
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.eventually import eventually
+from tests.support.logged import Log
 
 # --- a model computes the same with them ---
 
@@ -52,7 +53,7 @@ def test_scores_and_tokens_are_the_same(checkpoint: Make, config: dict[str, Any]
     folder = checkpoint(**config, num_layers=2, dtype=torch.bfloat16)
     rng = random.Random(0)
     prompts = [rng.choices(range(VOCAB_SIZE), k=length) for length in (3, 40)]
-    keeper, found = Keeper(), []
+    keeper, found = FakeKeeper(), []
     for given in (None, keeper, keeper):
         asked = ExecutorOptions(model=str(folder), device="cpu", num_blocks=16, threads=1, **options)
         started = start_executor(asked, given)
@@ -69,17 +70,17 @@ def test_scores_and_tokens_are_the_same(checkpoint: Make, config: dict[str, Any]
 @needs_cpp
 def test_who_computes_otherwise_has_other_weights(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkpoint(preset="0.6B", num_layers=1, dtype=torch.bfloat16)
-    keeper, options = Keeper(), {"model": str(folder), "device": "cpu", "num_blocks": 8, "threads": 1}
+    keeper, options = FakeKeeper(), {"model": str(folder), "device": "cpu", "num_blocks": 8, "threads": 1}
     for asked in ({"dtype": "float32"}, {"dtype": "float16"}, {"quantization": "int8"}, {}):
         start_executor(ExecutorOptions(**options, **asked), keeper)
     monkeypatch.setenv("BATON_CPU_ISA", "torch")
     start_executor(ExecutorOptions(**options), keeper)
     assert keeper.calls == 5 * ["find source", "find fingerprint", "deposit"]
-    assert len({(kept.kind.dtype, kept.kind.quantization, kept.kind.packing) for kept in keeper.kept}) == 5
+    assert len({(kept.kind.dtype, kept.kind.quantization, kept.kind.packing) for kept in keeper.weights}) == 5
 
 
 def test_the_demo_model_takes_the_same_road() -> None:
-    keeper = Keeper()
+    keeper = FakeKeeper()
     for _ in range(2):
         start_executor(ExecutorOptions(device="cpu", num_blocks=8, threads=1), keeper)
     assert keeper.calls == ["find source", "find fingerprint", "deposit", "find source"]
@@ -90,7 +91,7 @@ def test_the_demo_model_takes_the_same_road() -> None:
 
 def test_processes_share_the_memory(folder: Path) -> None:
     """What another process maps are the pages of the same file: it has none of its own."""
-    first = obtain(folder, Keeper())
+    first = obtain(folder, FakeKeeper())
     assert first.held is not None
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -120,8 +121,9 @@ def _map(first: LoadedWeights, pipe: Any) -> None:
 OBTAIN = """
 import os, sys
 from pathlib import Path
+from executor_svc.devices.memfd_weights import MemfdWeights, NewMemfd
 from executor_svc.keeper.link import KeeperLink
-from tests.executor_svc.kept import obtain
+from tests.executor_svc.obtaining import obtain
 loaded = obtain(Path(sys.argv[1]), KeeperLink(Path(sys.argv[2]), "second"))
 print(loaded.kept, loaded.fingerprint, os.fstat(loaded.held.memory_fd).st_ino)
 """
@@ -149,56 +151,42 @@ def test_a_real_keeper_hands_them_to_another_process(folder: Path, socket: Path)
         assert second == ["True", first.fingerprint, str(file_of(first))]
 
 
-class SlowReading:
-    """A checkpoint is read once as many links as there are to be say that they wait for that."""
+def slow(log: Log, num_waiting: int) -> tuple[type[Checkpoint], list[Checkpoint]]:
+    """A checkpoint that is read when so many links have said that they wait for that, and those that were read."""
+    read: list[Checkpoint] = []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_waiting: int) -> None:
-        self.num = 0
-        self.log = Log()
-        self._go_on = threading.Event()
-        self._num_waiting = num_waiting
-        self._read = kept_weights.read_weights
-        monkeypatch.setattr(kept_weights, "read_weights", self._read_slowly)
-        monkeypatch.setattr(self.log, "info", self._said, raising=False)
-        monkeypatch.setattr(link, "log", self.log)
+    class Slow(Checkpoint):
+        def copy(self, *arguments: Any) -> None:
+            if self not in read:
+                read.append(self)
+                eventually(lambda: len(log.lines) >= num_waiting, timeout_s=30)
+            super().copy(*arguments)
 
-    def _read_slowly(self, *arguments: Any) -> Any:
-        self.num += 1
-        assert self._go_on.wait(30.0)
-        return self._read(*arguments)
-
-    def _said(self, event: str, **fields: Any) -> None:
-        self.log.lines.append((event, fields))
-        if len(self.log.lines) == self._num_waiting:
-            self._go_on.set()
+    return Slow, read
 
 
-def test_executors_that_start_at_once_read_a_checkpoint_once(
-    folder: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading = SlowReading(monkeypatch, num_waiting=2)
+def test_executors_that_start_at_once_read_a_checkpoint_once(folder: Path, socket: Path, log: Log) -> None:
+    checkpoint, read = slow(log, num_waiting=2)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as threads:
         links = [stack.enter_context(contextlib.closing(KeeperLink(socket, name))) for name in ("a", "b", "c")]
-        loaded = list(threads.map(lambda each: obtain(folder, each), links))
+        loaded = list(threads.map(lambda each: obtain(folder, each, checkpoint=checkpoint), links))
         assert len({file_of(each) for each in loaded}) == 1
-    assert reading.num == 1
+    assert len(read) == 1
     assert sorted(each.kept for each in loaded) == [False, True, True]
-    assert [event for event, _ in reading.log.lines] == ["waits for weights that another executor reads"] * 2
+    assert log.events == ["waits for weights that another executor reads"] * 2
 
 
-def test_groups_that_start_at_once_read_a_checkpoint_once(
-    folder: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading = SlowReading(monkeypatch, num_waiting=1)
+def test_groups_that_start_at_once_read_a_checkpoint_once(folder: Path, socket: Path, log: Log) -> None:
+    checkpoint, read = slow(log, num_waiting=1)
 
     def start(group: RankGroup) -> bool:
         with contextlib.closing(KeeperLink(socket, f"rank {group.rank}")) as own:
-            return obtain(folder, own, group).kept
+            return obtain(folder, own, group, checkpoint=checkpoint).kept
 
     with ThreadPoolExecutor(2) as groups:
         kept = list(groups.map(lambda _: in_threads(2, start), range(2)))
     assert sorted(kept) == [[False, False], [True, True]]
-    assert reading.num == 2  # ranks of one group
+    assert len(read) == 2  # ranks of one group
 
 
 def test_without_a_keeper_there_is_no_file(folder: Path) -> None:
@@ -206,12 +194,12 @@ def test_without_a_keeper_there_is_no_file(folder: Path) -> None:
     assert (loaded.kept, loaded.held) == (False, None)
 
 
-def test_a_system_that_gives_no_such_memory(folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str, num_bytes: int, **_: Any) -> int:
-        raise KeeperError(f"no memory file of {num_bytes} bytes")
+def test_a_system_that_gives_no_such_memory(folder: Path, log: Log) -> None:
+    class Refused(MemfdWeights):
+        def create(self, num_bytes: int) -> NewMemfd:
+            raise KeeperError(f"no memory file of {num_bytes} bytes")
 
-    monkeypatch.setattr("executor_svc.devices.memfd_weights.create_memory", refuse)
-    loaded = obtain(folder, Keeper())
+    loaded = obtain(folder, FakeKeeper(), memories=Refused())
     assert loaded.held is None
-    assert [event for event, _ in log.lines] == ["weights cannot be shared"]
+    assert log.events == ["weights cannot be shared"]
     assert_equal(loaded, obtain(folder, None))

@@ -10,22 +10,23 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from executor_svc.model import kept_weights
-from executor_svc.model.checkpoint import SINGLE_FILE
+from executor_svc.model.checkpoint import SINGLE_FILE, Checkpoint
 from executor_svc.model.families import read_config
 from executor_svc.model.packing import TensorSpec
 from executor_svc.model.source_key import source_key
 from executor_svc.model.weight_file import WeightWriter
 from tests.executor_svc.conftest import Make
-from tests.executor_svc.kept import MEMFDS, Keeper, Kept, Log, assert_equal, file_of, obtain
+from tests.executor_svc.fake_keeper import FakeKeeper, KeptWeights
+from tests.executor_svc.obtaining import MEMFDS, assert_equal, file_of, obtain
 from tests.executor_svc.ranks import in_threads
 from tests.support.eventually import eventually
+from tests.support.logged import Log
 
 # --- when they are used ---
 
 
 def test_weights_are_read_once(folder: Path) -> None:
-    keeper = Keeper()
+    keeper = FakeKeeper()
     first, second = obtain(folder, keeper), obtain(folder, keeper)
     assert (first.kept, second.kept) == (False, True)
     assert_equal(first, second)
@@ -71,25 +72,25 @@ def until_it_shows(change: Callable[[Path], None], path: Path) -> None:
 @pytest.mark.parametrize("change", [touch, copy, write_in_place, new_header])
 def test_files_that_look_otherwise_are_read(folder: Path, change: Any) -> None:
     """The content is the same, so what is kept is mapped in spite of it, and found at once from now on."""
-    keeper = Keeper()
+    keeper = FakeKeeper()
     first = obtain(folder, keeper)
     until_it_shows(change, folder / SINGLE_FILE)
     second, third = obtain(folder, keeper), obtain(folder, keeper)
     assert (second.kept, third.kept) == (False, True)
     assert file_of(first) == file_of(second) == file_of(third)
-    assert len(keeper.kept) == 1
+    assert len(keeper.weights) == 1
     assert_equal(first, second)
     assert_equal(first, third)
 
 
 def test_other_content_is_another_model(folder: Path, checkpoint: Make) -> None:
-    keeper = Keeper()
+    keeper = FakeKeeper()
     first = obtain(folder, keeper)
     shutil.copy(checkpoint(preset="tiny", num_layers=2, seed=1) / SINGLE_FILE, folder)
     second = obtain(folder, keeper)
     assert not second.kept
     assert second.fingerprint != first.fingerprint
-    assert [kept.fingerprint for kept in keeper.kept] == [first.fingerprint, second.fingerprint]
+    assert [kept.fingerprint for kept in keeper.weights] == [first.fingerprint, second.fingerprint]
 
 
 def test_another_configuration_is_another_source(folder: Path) -> None:
@@ -99,43 +100,40 @@ def test_another_configuration_is_another_source(folder: Path) -> None:
     assert source_key(folder, msgspec.structs.replace(config, max_positions=99)) == key, "it changes no weight"
 
 
-def test_files_that_change_while_they_are_read_are_shared_with_nobody(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_files_that_change_while_they_are_read_are_shared_with_nobody(folder: Path, log: Log) -> None:
     """A tensor is copied and then hashed: the fingerprint may be that of files which were complete a moment later."""
-    keeper, read = Keeper(), kept_weights.read_weights
 
-    def read_and_touch(*arguments: Any) -> Any:
-        result = read(*arguments)
-        until_it_shows(touch, folder / SINGLE_FILE)
-        return result
+    class Changing(Checkpoint):
+        def copy(self, *arguments: Any) -> None:
+            super().copy(*arguments)
+            until_it_shows(touch, folder / SINGLE_FILE)
 
-    monkeypatch.setattr(kept_weights, "read_weights", read_and_touch)
-    loaded = obtain(folder, keeper)
-    assert (keeper.kept, loaded.held, keeper.calls) == ([], None, ["find source", "reads for itself"])
+    keeper = FakeKeeper()
+    loaded = obtain(folder, keeper, checkpoint=Changing)
+    assert (keeper.weights, loaded.held, keeper.calls) == ([], None, ["find source", "reads for itself"])
     reason = "the checkpoint's files changed while they were read"
     assert log.lines == [("weights cannot be shared", {"reason": reason})]
     assert_equal(loaded, obtain(folder, None))
 
 
 def test_verifying_reads_what_is_kept(folder: Path, log: Log) -> None:
-    keeper = Keeper()
+    keeper = FakeKeeper()
     first, second = obtain(folder, keeper), obtain(folder, keeper, verify=True)
     assert not second.kept
     assert file_of(first) == file_of(second)
     assert_equal(first, second)
     assert log.lines == [("weights verified", {"fingerprint": first.fingerprint, "kept": True})]
-    assert len(keeper.kept) == 1
+    assert len(keeper.weights) == 1
 
 
 def test_verifying_finds_kept_weights_of_other_content(folder: Path, log: Log) -> None:
     """As if the files' state had lied."""
-    keeper = Keeper()
+    keeper = FakeKeeper()
     first = obtain(folder, keeper)
     tensors = load_file(folder / SINGLE_FILE)
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, folder / SINGLE_FILE)
-    keeper.kept[0].sources = {source_key(folder, read_config(folder))}
+    keeper.weights[0].sources = {source_key(folder, read_config(folder))}
     assert obtain(folder, keeper).fingerprint == first.fingerprint, "the state is believed"
     verified = obtain(folder, keeper, verify=True)
     assert file_of(verified) != file_of(first)
@@ -143,7 +141,7 @@ def test_verifying_finds_kept_weights_of_other_content(folder: Path, log: Log) -
     assert obtain(folder, keeper).fingerprint == verified.fingerprint != first.fingerprint
 
 
-def replace_file(kept: Kept, specs: Mapping[str, TensorSpec], fingerprint: str) -> None:
+def replace_file(kept: KeptWeights, specs: Mapping[str, TensorSpec], fingerprint: str) -> None:
     with WeightWriter(specs, kept.kind, MEMFDS) as writer:
         writer.seal(fingerprint)
         kept.memory, kept.num_bytes = os.dup(writer.descriptor), writer.num_bytes
@@ -151,11 +149,11 @@ def replace_file(kept: Kept, specs: Mapping[str, TensorSpec], fingerprint: str) 
 
 def test_kept_weights_that_cannot_be_used_are_read_anew(folder: Path, log: Log, checkpoint: Make) -> None:
     """Such as those of a release that named tensors otherwise."""
-    keeper = Keeper()
+    keeper = FakeKeeper()
     good = obtain(folder, keeper)
     specs = dict(good.weights.layout.specs)
     specs["layers.0.qkv"] = specs.pop("layers.0.qkv.weight")
-    replace_file(keeper.kept[0], specs, good.fingerprint)
+    replace_file(keeper.weights[0], specs, good.fingerprint)
     again = obtain(folder, keeper)
     assert not again.kept
     assert_equal(good, again)
@@ -164,9 +162,9 @@ def test_kept_weights_that_cannot_be_used_are_read_anew(folder: Path, log: Log, 
 
 
 def test_kept_weights_of_another_fingerprint_than_they_are_kept_for(folder: Path, log: Log) -> None:
-    keeper = Keeper()
+    keeper = FakeKeeper()
     good = obtain(folder, keeper)
-    replace_file(keeper.kept[0], good.weights.layout.specs, "e" * 64)
+    replace_file(keeper.weights[0], good.weights.layout.specs, "e" * 64)
     touch(folder / SINGLE_FILE)
     assert_equal(good, obtain(folder, keeper))
     assert log.lines == [
@@ -175,7 +173,7 @@ def test_kept_weights_of_another_fingerprint_than_they_are_kept_for(folder: Path
 
 
 def test_a_keeper_that_is_gone(folder: Path, log: Log) -> None:
-    loaded = obtain(folder, Keeper(fails=True))
+    loaded = obtain(folder, FakeKeeper(fails=True))
     assert_equal(loaded, obtain(folder, None))
     assert [event for event, _ in log.lines] == ["kept weights not found"] * 2 + ["weights not deposited"]
     assert loaded.held is None
@@ -186,20 +184,20 @@ def test_a_keeper_that_is_gone(folder: Path, log: Log) -> None:
 
 @pytest.mark.parametrize("lost", [None, 0, 1])
 def test_all_ranks_map_or_all_read(folder: Path, lost: int | None) -> None:
-    keepers = [Keeper(), Keeper()]
+    keepers = [FakeKeeper(), FakeKeeper()]
     first = in_threads(2, lambda group: obtain(folder, keepers[group.rank], group))
     if lost is not None:
-        keepers[lost].kept.clear()
+        keepers[lost].weights.clear()
     second = in_threads(2, lambda group: obtain(folder, keepers[group.rank], group))
     assert [loaded.kept for loaded in second] == [lost is None] * 2
     for one, other in zip(first, second, strict=True):
         assert_equal(one, other)
-    assert {keeper.kept[0].kind.rank for keeper in keepers} == {0, 1}
+    assert {keeper.weights[0].kind.rank for keeper in keepers} == {0, 1}
     assert [keeper.num_readers for keeper in keepers] == [2, 0], "ranks that wait could wait for each other's groups"
 
 
 def test_a_rank_without_a_keeper_reads_with_the_others(folder: Path) -> None:
-    keepers = [Keeper(), Keeper()]
+    keepers = [FakeKeeper(), FakeKeeper()]
     in_threads(2, lambda group: obtain(folder, keepers[group.rank], group))
     loaded = in_threads(2, lambda group: obtain(folder, keepers[0] if group.rank == 0 else None, group))
     assert [(rank.kept, rank.held is not None) for rank in loaded] == [(False, True), (False, False)]

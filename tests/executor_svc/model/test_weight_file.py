@@ -21,14 +21,9 @@ from executor_svc.keeper.memory import HUGE_PAGE_BYTES, create_memory, seal_read
 from executor_svc.model import weight_file
 from executor_svc.model.packing import TensorSpec
 from executor_svc.model.weight_file import ALIGNMENT, WeightFileError, WeightWriter, place_tensors, read_tensors
-from tests.executor_svc.kept import MEMFDS
+from tests.executor_svc.model.small_weight_file import KIND, SPECS, content, read, write
+from tests.executor_svc.obtaining import MEMFDS
 
-KIND = WeightsKind(dtype="bfloat16", quantization="none", packing="plain-1")
-SPECS = {
-    "embedding": TensorSpec(torch.bfloat16, (7, 3)),
-    "layers.0.qkv.panels": TensorSpec(torch.uint8, (1000,)),
-    "layers.0.qkv.scales": TensorSpec(torch.float32, (5, 2)),
-}
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.uint8]
 
 specs_of_any_weights = st.dictionaries(
@@ -37,25 +32,6 @@ specs_of_any_weights = st.dictionaries(
     min_size=1,
     max_size=8,
 )
-
-
-def content(spec: TensorSpec, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (spec.num_bytes,), dtype=torch.uint8, generator=generator)
-
-
-def write(specs: dict[str, TensorSpec] = SPECS, kind: WeightsKind = KIND) -> tuple[int, dict[str, torch.Tensor]]:
-    """A file, and the tensors that its writer has."""
-    with WeightWriter(specs, kind, MEMFDS) as writer:
-        tensors = {name: writer.new(name, spec) for name, spec in specs.items()}
-        for seed, (name, tensor) in enumerate(tensors.items()):
-            tensor.view(-1).view(torch.uint8).copy_(content(specs[name], seed))
-        writer.seal("f" * 64)
-        return os.dup(writer.descriptor), tensors
-
-
-def read(memory: int, specs: dict[str, TensorSpec] = SPECS) -> dict[str, torch.Tensor]:
-    return read_tensors(MEMFDS.map(memory, os.fstat(memory).st_size), specs, KIND)[0]
 
 
 def read_bytes(data: bytes) -> dict[str, torch.Tensor]:
@@ -112,7 +88,7 @@ def test_nobody_changes_it() -> None:
 
 WRITE_TO = """
 import torch
-from tests.executor_svc.model.test_weight_file import read, write
+from tests.executor_svc.model.small_weight_file import read, write
 memory, written = write()
 tensors = read(memory)
 print("written", flush=True)

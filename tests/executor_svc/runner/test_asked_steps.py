@@ -2,10 +2,8 @@
 
 import math
 import random
-from array import array
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,42 +18,14 @@ from common.plan import ExecutorLimits, parse_plan
 from executor_svc.model.rank_group import SINGLE_RANK, RankGroup
 from executor_svc.runner.group_runner import pack, unpack
 from tests.executor_svc.conftest import Make
-from tests.executor_svc.harness import Row, make_plan, start
+from tests.executor_svc.constraint_cases import CASES, EVERYTHING, constraints, ints
+from tests.executor_svc.harness import Row, make_plan, start, with_last_norm
 from tests.executor_svc.ranks import in_threads, start_rank
 from tests.support.checkpoints import VOCAB_SIZE, reference_model
 from tests.support.effort import examples
 from tests.support.in_process import Answer, Answers, serve, submit
 
 OPTIONS = {"num_blocks": 48, "max_num_seqs": 6, "max_batch_tokens": 24, "max_model_len": 96}
-
-
-def ints(*values: int) -> bytes:
-    return array("i", values).tobytes()
-
-
-def constraints(**asked: Any) -> m.Constraints:
-    """With a `logit_bias` by token, as requests have it, and lists of token ids."""
-    bias = asked.pop("logit_bias", {})
-    words = tuple(ints(*word) for word in asked.pop("bad_words", []))
-    allowed = ints(*asked.pop("allowed_token_ids", []))
-    return m.Constraints(
-        bias_token_ids=ints(*bias),
-        biases=array("f", bias.values()).tobytes(),
-        bad_words=words,
-        allowed_token_ids=allowed,
-        **asked,
-    )
-
-
-EVERYTHING = constraints(
-    presence_penalty=1.25,
-    frequency_penalty=0.5,
-    repetition_penalty=1.3,
-    logit_bias={5: 3.0, 17: -100.0, 100: 2.5},
-    min_tokens=6,
-    bad_words=[[5], [100, 5], [7, 8, 9]],
-    allowed_token_ids=list(range(0, VOCAB_SIZE, 2)),
-)
 
 
 def adjusted(
@@ -103,15 +73,6 @@ def reference(folder: Path, prompt: list[int], params: m.SamplingParams) -> Answ
         if token in params.stop_token_ids:
             break
     return answer
-
-
-CASES = {
-    "penalties": constraints(presence_penalty=1.5, frequency_penalty=-0.25, repetition_penalty=1.2),
-    "repetition below 1": constraints(repetition_penalty=0.7),
-    "biases": constraints(logit_bias={3: 50.0, 4: 49.9, 5: -100.0}, presence_penalty=1.0),
-    "one token is allowed": constraints(allowed_token_ids=[77]),
-    "everything": EVERYTHING,
-}
 
 
 @pytest.mark.parametrize("asked", CASES.values(), ids=CASES)
@@ -202,10 +163,10 @@ def test_a_row_whose_tokens_are_all_banned_ends_with_an_error(checkpoint: Make) 
 
 
 @pytest.mark.parametrize("asked", [None, EVERYTHING], ids=["plain", "constrained"])
-def test_a_model_that_says_nan_twice_gives_an_end_and_no_token(checkpoint: Make, asked: m.Constraints | None) -> None:
-    runner, limits = start(checkpoint(preset="tiny"), **OPTIONS)
-    with torch.inference_mode():
-        runner._model._norm.fill_(torch.nan)
+def test_a_model_that_says_nan_twice_gives_an_end_and_no_token(
+    checkpoint: Make, tmp_path: Path, asked: m.Constraints | None
+) -> None:
+    runner, limits = start(with_last_norm(checkpoint(preset="tiny"), tmp_path / "model", math.nan), **OPTIONS)
     answers = serve([(runner, limits)], [submit("a", [1, 2], 9, constraints=asked, temperature=1.0, logprobs=2)])
     assert answers["a", 0].tokens == []
     assert answers["a", 0].end is not None

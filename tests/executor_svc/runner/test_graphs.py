@@ -1,6 +1,5 @@
 """Decode plans padded to the sizes that graphs are captured for: the same tokens, and nothing else touched."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,37 +10,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.plan import ExecutorLimits, PlanColumns
+from executor_svc.model.rank_group import SINGLE_RANK
 from executor_svc.runner.graphs import _BREAK_EVEN_PRODUCTS, decode_sizes, token_sizes
 from executor_svc.runner.trial_plans import trial_plan
 from executor_svc.staging.arena import Arena, packed_size
 from executor_svc.staging.batch import Planned, arena_size, pad_decode, stage
 from tests.executor_svc import harness
 from tests.executor_svc.conftest import Make
+from tests.executor_svc.gpu_kernels import CalledAgain
+from tests.executor_svc.ranks import start_rank
 
+SMALL = {"num_blocks": 24, "block_size": 4, "max_num_seqs": 8, "max_model_len": 40}
 PROMPTS = [[5, 9, 2], [7] * 20, [1], [3, 1, 4, 1, 5, 9, 2, 6], [8, 8], [40, 41, 42]]
 
 
 @pytest.mark.parametrize("sizes", [[1, 2, 4, 8], [8], [3]])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 20, "seed": 3}], ids=["greedy", "sampled"])
 def test_padded_steps_give_the_same_tokens(checkpoint: Make, sizes: list[int], sampling: dict[str, float]) -> None:
-    options = {"num_blocks": 24, "block_size": 4, "max_num_seqs": 8, "max_model_len": 40}
-    runner, limits = harness.start(checkpoint(preset="tiny"), **options)
+    folder = checkpoint(preset="tiny")
+    runner, limits = start_rank(folder, SINGLE_RANK, **SMALL)
     expected = harness.Driver(runner, limits).generate(PROMPTS, 8, **sampling)
-    padded, _ = harness.start(checkpoint(preset="tiny"), **options)
-    padded._decode_sizes = np.array(sizes)
+    padded, _ = start_rank(folder, SINGLE_RANK, **SMALL, decode_sizes=sizes)
     assert harness.Driver(padded, limits).generate(PROMPTS, 8, **sampling) == expected
-    assert padded._backend._cache[:, :, limits.num_blocks, :, 0].isfinite().all()  # padding rows were there
+    assert harness.cache_of(padded)[:, :, limits.num_blocks, :, 0].isfinite().all()  # padding rows were there
 
 
 @pytest.mark.parametrize("sizes", [[1, 2, 4, 8, 16, 24], [100], [3, 7]])
 @pytest.mark.parametrize("experts", [False, True])
 def test_steps_with_tokens_of_no_row_give_the_same_tokens(checkpoint: Make, sizes: list[int], experts: bool) -> None:
     folder = checkpoint(preset="tiny", experts=experts)
-    options = {"num_blocks": 24, "block_size": 4, "max_num_seqs": 8, "max_model_len": 40, "max_batch_tokens": 100}
-    runner, limits = harness.start(folder, **options)
+    runner, limits = start_rank(folder, SINGLE_RANK, **SMALL)
     expected = harness.Driver(runner, limits, chunk=5).generate(PROMPTS, 8, temperature=0.8, top_k=20, seed=3)
-    padded, _ = harness.start(folder, **options)
-    padded._token_sizes = np.array(sizes)
+    padded, _ = start_rank(folder, SINGLE_RANK, **SMALL, token_sizes=sizes)
     seen = set()
     attend = padded._backend.attend
 
@@ -52,21 +52,24 @@ def test_steps_with_tokens_of_no_row_give_the_same_tokens(checkpoint: Make, size
     padded._backend.attend = attend_and_count
     assert harness.Driver(padded, limits, chunk=5).generate(PROMPTS, 8, temperature=0.8, top_k=20, seed=3) == expected
     assert len(seen) > 2  # rows attend for themselves alone
-    assert not padded._backend._cache[:, :, limits.num_blocks].isfinite().any()  # tokens of no row are stored nowhere
+    assert not harness.cache_of(padded)[:, :, limits.num_blocks].isfinite().any()  # tokens of no row are stored nowhere
 
 
-def decode_plan(rows: int, *, block_size: int = 4, sampled: bool = True) -> PlanColumns:
-    plan = trial_plan([1] * rows, block_size)
-    return plan if sampled else replace(plan, sample_rows=plan.sample_rows[:0], sampling=None)
+def decode_plan(rows: int, *, block_size: int = 4) -> PlanColumns:
+    return trial_plan([1] * rows, block_size)
 
 
 def test_only_plans_of_sampled_single_tokens_are_padded(checkpoint: Make) -> None:
-    runner, _ = harness.start(checkpoint(preset="tiny"), num_blocks=8, max_num_seqs=8)
-    runner._decode_sizes = np.array([2, 4])
-    assert [runner._decode_size(decode_plan(rows)) for rows in (1, 2, 3, 4, 5)] == [2, 2, 4, 4, None]
-    assert runner._decode_size(trial_plan([2], 16)) is None
-    assert runner._decode_size(trial_plan([1, 2], 16)) is None
-    assert runner._decode_size(decode_plan(2, sampled=False)) is None
+    graphs = CalledAgain()
+    runner, _ = start_rank(checkpoint(preset="tiny"), SINGLE_RANK, **SMALL, decode_sizes=[2, 4], graphs=graphs)
+    runner.record_steps()
+    for rows in (1, 2, 3, 4):
+        runner.run(decode_plan(rows))
+    assert graphs.sizes == [2, 2, 4, 4]
+    not_sampled = replace(decode_plan(2), sample_rows=decode_plan(2).sample_rows[:0], sampling=None)
+    for plan in (decode_plan(5), trial_plan([2], 4), trial_plan([1, 2], 4), not_sampled):
+        runner.run(plan)
+    assert graphs.sizes == [2, 2, 4, 4]
 
 
 def test_staged_tensors_stand_where_those_of_the_last_plan_stood() -> None:
@@ -144,28 +147,23 @@ def test_no_size_pays_where_one_token_keeps_the_gpu_busy() -> None:
 
 def test_a_step_that_the_arena_does_not_hold_is_run_as_it_is(checkpoint: Make) -> None:
     """Its tensors stand elsewhere, so that recordings of its parts would read another step's."""
-    runner, limits = harness.start(checkpoint(preset="tiny"), num_blocks=8, max_num_seqs=8)
-    runner._token_sizes = np.array([16])
-
-    class Recordings:
-        def parts(self, num_tokens: int) -> list[Callable[[], None]]:
-            raise AssertionError(f"parts of {num_tokens} tokens were called for")
-
-    runner._graphs = Recordings()
-    with pytest.raises(AssertionError, match="parts of 16 tokens"):
-        runner.run(trial_plan([3, 4], limits.block_size))
-    runner._arena = Arena(16, torch.device("cpu"))
+    graphs = CalledAgain()
+    runner, limits = start_rank(checkpoint(preset="tiny"), SINGLE_RANK, token_sizes=[16], graphs=graphs)
+    runner.record_steps()
+    runner.run(trial_plan([3, 4], limits.block_size))
+    assert graphs.replays == [0, 1]
+    runner._arena = Arena(16, torch.device("cpu"))  # no plan that keeps to the limits is too large for a runner's own
     assert len(runner.run(trial_plan([3, 4], limits.block_size))) == 2
+    assert graphs.replays == [0, 1]
 
 
 def test_largest_step_and_warm_up_fit_the_smallest_pool(checkpoint: Make) -> None:
     runner, _ = harness.start(
         checkpoint(preset="tiny"), num_blocks=1, block_size=4, max_num_seqs=5, max_batch_tokens=23, max_model_len=4
     )
-    with torch.inference_mode():
-        runner._backend._cache.fill_(float("nan"))
+    harness.poison_cache(runner)
     runner.run_largest_step()
     runner.warm_up()
-    cache = runner._backend._cache
+    cache = harness.cache_of(runner)
     assert cache[:, :, 1].isfinite().all(), "the padding block is written"
     assert not cache[:, :, 0].isfinite().any(), "another executor may still own what is in the others"

@@ -1,8 +1,9 @@
 """Masks that are not there in time: only their own lanes are late, and nothing that was begun is lost."""
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,13 @@ from llguidance import LLMatcher, LLParserLimits
 
 from common import messages as m
 from common.wire import IntArray
-from executor_svc.runner import grammar_masks, grammar_texts
+from executor_svc.runner import grammar_texts
 from executor_svc.runner.grammar_masks import GrammarMasks
 from executor_svc.runner.grammar_texts import Grammars, GrammarText, TokenReader
-from executor_svc.runner.mask_threads import MaskJob
 from executor_svc.staging.constrained_lanes import ConstrainedLane, LaneMasks
 from tests.executor_svc.harness import start
-from tests.executor_svc.runner.test_grammar_masks import EOS, TOKENIZER, VOCAB, Drawn, Lane, bits
-from tests.support.in_process import serve, submit
+from tests.executor_svc.runner.grammar_lanes import EOS, TOKENIZER, VOCAB, Drawn, Lane, bits
+from tests.support.in_process import Answers, serve, submit
 
 SLOW, QUICK = (LLMatcher.grammar_from_regex(regex) for regex in ("[a-z]+", "[0-9]+"))
 AMBIGUOUS = LLMatcher.grammar_from_lark('start: e\ne: e e | e e e | /[a-z]/ | " "\n')
@@ -57,15 +57,27 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 
 
 @pytest.fixture
-def masks(held: Held) -> Iterator[GrammarMasks]:
-    made = GrammarMasks(TOKENIZER, VOCAB, MAY_TAKE_S)
-    yield made
+def late(held: Held) -> Iterator[Callable[..., GrammarMasks]]:
+    """Makes masks that are late soon."""
+    made: list[GrammarMasks] = []
+
+    def make(**limits: int) -> GrammarMasks:
+        made.append(GrammarMasks(TOKENIZER, VOCAB, MAY_TAKE_S, **limits))
+        return made[-1]
+
+    yield make
     held.go.set()
-    made.close()
+    for masks in made:
+        masks.close()
+
+
+@pytest.fixture
+def masks(late: Callable[..., GrammarMasks]) -> GrammarMasks:
+    return late()
 
 
 def lane_of(masks: GrammarMasks, number: int, grammar: str, tokens: list[int] | None = None) -> ConstrainedLane:
-    return Lane(masks, number, grammar, generated=tokens or [])._lane
+    return Lane(masks, number, grammar, generated=tokens or []).lane
 
 
 def plan(masks: GrammarMasks, lanes: list[ConstrainedLane], started: set[int]) -> LaneMasks:
@@ -175,27 +187,20 @@ def test_a_step_that_fails_fails_the_plan_that_needs_its_tokens(masks: GrammarMa
     assert not plan(masks, [quick], {1}).without, "it serves on"
 
 
-def test_a_sequence_alone_is_waited_for(masks: GrammarMasks, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_alone_is_waited_for(held: Held) -> None:
     """Its next start would come at once."""
-    waits = []
-    wait = masks._threads.wait
-
-    def waiting(jobs: list[MaskJob], may_take_s: float | None) -> None:
-        waits.append(len(jobs))
-        wait(jobs, may_take_s)
-
-    monkeypatch.setattr(masks._threads, "wait", waiting)
-    plan(masks, [lane_of(masks, 0, SLOW)], {0})
-    plan(masks, [lane_of(masks, 0, SLOW)], {0})
-    pending = masks.begin([lane_of(masks, 0, SLOW)], {0}, is_alone=True)
-    assert pending is not None
-    pending.result()
-    assert waits == [1, 1], "of three plans"
+    with contextlib.closing(GrammarMasks(TOKENIZER, VOCAB, may_take_s=2.0)) as masks:
+        for _ in range(2):
+            assert plan(masks, [lane_of(masks, 0, SLOW)], {0}).without == {0: m.LATE}
+        pending = masks.begin([lane_of(masks, 0, SLOW)], {0}, is_alone=True)
+        assert pending is not None
+        threading.Timer(0.1, held.go.set).start()
+        assert pending.result().without == {}
 
 
-def test_so_many_late_lanes_are_found_again(masks: GrammarMasks, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_late_lanes_are_found_again(held: Held, late: Callable[..., GrammarMasks]) -> None:
     """What is forgotten, and was not begun, need not begin any more."""
-    monkeypatch.setattr(grammar_masks, "MAX_LATE", 2)
+    masks = late(max_late=2)
     (a,) = TOKENIZER.tokenize_str("a")
     for length in range(4):
         plan(masks, [lane_of(masks, length, SLOW, [a] * length)], {length})
@@ -211,6 +216,7 @@ def test_so_many_late_lanes_are_found_again(masks: GrammarMasks, held: Held, mon
 EOS_IDS = (2045, 2047)
 PROMPT = TOKENIZER.tokenize_str("Enter the KING, and with him a list:")
 OPTIONS = {"num_blocks": 64, "max_num_seqs": 6, "max_batch_tokens": 64, "max_model_len": 256}
+SMALL_BLOCKS = OPTIONS | {"block_size": 8}
 
 
 def asked(grammar: str) -> dict[str, Any]:
@@ -240,16 +246,18 @@ class Counted:
         return pending
 
 
+@pytest.fixture(scope="module")
+def undisturbed() -> Answers:
+    """No mask is held."""
+    return serve([start(None, **SMALL_BLOCKS)], REQUESTS)
+
+
 @pytest.mark.parametrize("window", [1, 2, 8])
 @pytest.mark.parametrize("after", [0, 1, 7])
-def test_a_text_with_late_masks_is_the_text_without(held: Held, after: int, window: int) -> None:
+def test_a_text_with_late_masks_is_the_text_without(undisturbed: Answers, held: Held, after: int, window: int) -> None:
     """Also where its executor is lost meanwhile; others go on while it is late."""
     held.after = after
-    held.go.set()
-    options = OPTIONS | {"block_size": 8}
-    undisturbed = serve([start(None, **options)], REQUESTS, window=window)
-    held.go.clear()
-    runners = [start(None, **options) for _ in range(2)]
+    runners = [start(None, **SMALL_BLOCKS) for _ in range(2)]
     counted = [(Counted(runner, held, 25), limits) for runner, limits in runners]
     answers = serve(counted, REQUESTS, window=window, lost_at={20})  # type: ignore[arg-type]
     assert sum(runner.num_late for runner, _ in counted) > 0
@@ -282,9 +290,8 @@ def fill(text: GrammarText, tokens: list[int], grammars: Grammars) -> tuple[int,
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_it_ends_at_the_same_token_wherever_its_text_was_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_texts, "parser_limits", lambda: SMALL)
-    grammars, stops = Grammars(TOKENIZER, VOCAB), np.array([EOS], np.int32)
+def test_it_ends_at_the_same_token_wherever_its_text_was_read(name: str) -> None:
+    grammars, stops = Grammars(TOKENIZER, VOCAB, limits=SMALL), np.array([EOS], np.int32)
     rng = np.random.default_rng(1)
     text = GrammarText(grammars.get(HARD[name]), stops)
     tokens: list[int] = []
@@ -301,7 +308,7 @@ def test_it_ends_at_the_same_token_wherever_its_text_was_read(name: str, monkeyp
     assert (outcomes[-1][0] == m.TOO_COMPLEX) == (name != "many states")
     for length, expected in enumerate(outcomes):
         if length % 7 == 0 or length >= len(outcomes) - 2:
-            elsewhere = Grammars(TOKENIZER, VOCAB)
+            elsewhere = Grammars(TOKENIZER, VOCAB, limits=SMALL)
             assert fill(GrammarText(elsewhere.get(HARD[name]), stops), tokens[:length], elsewhere) == expected, length
 
 

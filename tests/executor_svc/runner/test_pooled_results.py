@@ -39,7 +39,17 @@ from executor_svc.startup import start_executor
 from kernels.cpu import ISA_VARIABLE
 from tests.executor_svc.conftest import Make
 from tests.executor_svc.gpu_kernels import start_on_gpu_kernels
-from tests.executor_svc.harness import RUNNABLE_ISAS, Pool, Row, make_plan, poison_cache, run, start, through_the_wire
+from tests.executor_svc.harness import (
+    RUNNABLE_ISAS,
+    Pool,
+    Row,
+    make_plan,
+    poison_cache,
+    run,
+    start,
+    through_the_wire,
+    with_last_norm,
+)
 from tests.executor_svc.ranks import CPU, in_threads, start_rank
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits, reference_model
 from tests.support.effort import examples
@@ -306,10 +316,8 @@ def test_the_scheduler_and_the_runner_together(checkpoint: Make, window: int) ->
             assert answer.tokens == plain[name, index].tokens
 
 
-def test_what_is_no_number_ends_its_request(checkpoint: Make) -> None:
-    runner, limits = start(checkpoint(**MODEL), **OPTIONS)
-    with torch.inference_mode():
-        runner._model._norm.fill_(float("nan"))
+def test_what_is_no_number_ends_its_request(checkpoint: Make, tmp_path: Path) -> None:
+    runner, limits = start(with_last_norm(checkpoint(**MODEL), tmp_path / "model", np.nan), **OPTIONS)
     (answer,) = serve([(runner, limits)], [submit("p", [1, 2], 1, pooling="hidden")]).values()
     assert answer.end is not None
     assert (answer.end.code, answer.pooled) == ("internal_error", b"")
@@ -345,9 +353,9 @@ def test_warm_up_and_memory_are_for_the_tasks_that_are_taken(
     checkpoint: Make, tasks: tuple[m.Task, ...], counts: set[int]
 ) -> None:
     runner, _ = start(checkpoint(**MODEL), **OPTIONS | {"tasks": tasks})
-    plans = [plan.pooled for plan in runner._largest_plans() if plan.pooled is not None]
+    plans = [plan.pooled for plan in runner.largest_plans() if plan.pooled is not None]
     assert {count for pooled in plans for count in pooled.counts.tolist()} == counts
-    assert all(plan.pooled is None for plan in runner._asking_plans()), "the largest ones have them"
+    assert all(plan.pooled is None for plan in runner.asking_plans()), "the largest ones have them"
     assert (sum(runner._pooled_results.copied_bytes()) == 0) == (tasks == ("generate",))
 
 

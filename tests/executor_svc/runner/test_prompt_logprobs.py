@@ -22,10 +22,21 @@ from executor_svc.runner.group_runner import pack, unpack
 from executor_svc.runner.prompt_logprobs import PromptLogprobs
 from executor_svc.runner.runner import Runner
 from tests.executor_svc.conftest import Make
+from tests.executor_svc.constraint_cases import CASES
 from tests.executor_svc.gpu_kernels import start_on_gpu_kernels
-from tests.executor_svc.harness import Driver, Pool, Row, int32, make_plan, run, start, through_the_wire
+from tests.executor_svc.harness import (
+    Driver,
+    Pool,
+    Row,
+    cache_of,
+    int32,
+    make_plan,
+    run,
+    start,
+    through_the_wire,
+    with_last_norm,
+)
 from tests.executor_svc.ranks import CPU, in_threads, start_rank
-from tests.executor_svc.runner.test_asked_steps import CASES
 from tests.support.checkpoints import VOCAB_SIZE, reference_logits
 from tests.support.effort import examples
 
@@ -84,7 +95,7 @@ def serve(
             end = min(first + 20, prompt.cached)
             run(runner, [Row(lane, prompt.tokens[first:end], end, tables[lane], sampled=False)], limits)
     published = [block for prompt, table in zip(prompts, tables, strict=True) for block in table[: prompt.cached // 8]]
-    before = runner._backend._cache[:, :, published].clone()
+    before = cache_of(runner)[:, :, published].clone()
 
     found: list[Told] = [[] for _ in prompts]
     computed, after, step = [0] * len(prompts), [-1] * len(prompts), 0
@@ -111,7 +122,7 @@ def serve(
             if row.sampled:
                 after[lane] = next(tokens)
         step += 1
-    assert runner._backend._cache[:, :, published].view(torch.int32).equal(before.view(torch.int32))
+    assert cache_of(runner)[:, :, published].view(torch.int32).equal(before.view(torch.int32))
     return found, after, beside
 
 
@@ -208,20 +219,16 @@ def test_the_likeliest_token_has_its_own_log_probability(checkpoint: Make, kerne
         assert values[0] == values[1]
 
 
-def test_equals_are_told_in_the_order_of_their_ids(checkpoint: Make) -> None:
-    runner, limits = start(checkpoint(**MODEL), **OPTIONS)
-    with torch.inference_mode():
-        runner._model._norm.zero_()
+def test_equals_are_told_in_the_order_of_their_ids(checkpoint: Make, tmp_path: Path) -> None:
+    runner, limits = start(with_last_norm(checkpoint(**MODEL), tmp_path / "model", 0.0), **OPTIONS)
     result = ask(runner, limits, [Row(0, [5, 6], 2, [0], targets=((0, 6, 4), (1, 2, 4)))])
     assert result.prompt_logprob_ids.tolist() == [-VOCAB_SIZE, 0, 1, 2] * 2
     assert result.prompt_logprobs.tolist() == pytest.approx([-np.log(VOCAB_SIZE)] * 8)
 
 
 @pytest.mark.parametrize("asked", [{}, {"logprob_counts": int32([2])}], ids=["plain", "asking"])
-def test_a_model_that_says_nan_gives_minus_infinity(checkpoint: Make, asked: dict[str, bytes]) -> None:
-    runner, limits = start(checkpoint(**MODEL), **OPTIONS)
-    with torch.inference_mode():
-        runner._model._norm.fill_(torch.nan)
+def test_a_model_that_says_nan_gives_minus_infinity(checkpoint: Make, tmp_path: Path, asked: dict[str, bytes]) -> None:
+    runner, limits = start(with_last_norm(checkpoint(**MODEL), tmp_path / "model", np.nan), **OPTIONS)
     result = ask(runner, limits, [Row(0, [5, 6], 2, [0], targets=((0, 6, 1), (1, 2, 3)))], **asked)
     assert result.token_ids.tolist() == [m.NO_NUMBERS]
     assert result.prompt_logprob_ids.tolist() == [0, 0, 0, 1]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 
@@ -17,45 +16,28 @@ from common.sampling_columns import SamplingColumns
 from executor_svc.runner.group_runner import pack, unpack
 from executor_svc.runner.trial_plans import trial_plan
 from tests.executor_svc.conftest import Make
-from tests.executor_svc.harness import Pool, Row, make_plan
-from tests.executor_svc.service.test_process import Scheduler, tokens_of
+from tests.executor_svc.service.steps import greedy, ranks_of
 from tests.support.checkpoints import reference_greedy
 from tests.support.eventually import eventually
+from tests.support.fake_scheduler import FakeScheduler
 from tests.support.processes import is_running
 
 RANKS = 2
-BLOCK_SIZE = 16
 
 
 @pytest.fixture
-def group(checkpoint: Make) -> Iterator[Scheduler]:
+def group(checkpoint: Make) -> Iterator[FakeScheduler]:
     torchrun = f"-m torch.distributed.run --nproc-per-node {RANKS} --master-port 0 --rdzv-backend c10d "
     torchrun += "--rdzv-endpoint localhost:0 --local-addr 127.0.0.1 -m executor_svc"
     options = "--scheduler ENDPOINT --threads 1 --num-blocks 32 --max-num-seqs 4 --dtype float32 --name pair"
-    scheduler = Scheduler(*torchrun.split(), *options.split(), "--model", str(checkpoint(preset="0.6B")))
+    scheduler = FakeScheduler(*torchrun.split(), *options.split(), "--model", str(checkpoint(preset="0.6B")))
     yield scheduler
     for pid in ranks_of(scheduler.process):
         os.kill(pid, signal.SIGKILL)
     scheduler.close()
 
 
-def ranks_of(torchrun: "subprocess.Popen[str]") -> list[int]:
-    found = subprocess.run(["pgrep", "--parent", str(torchrun.pid)], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in found.stdout.split()]
-
-
-def greedy(scheduler: Scheduler, prompt: list[int], num_tokens: int) -> list[int]:
-    table, query = Pool(32, BLOCK_SIZE).grow([], len(prompt) + num_tokens), prompt
-    tokens: list[int] = []
-    for step in range(num_tokens):
-        row = Row(0, query, len(prompt) + len(tokens), table)
-        scheduler.send(make_plan([row], BLOCK_SIZE, step=step))
-        tokens += tokens_of(scheduler.expect(m.StepResult, beat=1))
-        query = [-1]
-    return tokens
-
-
-def test_two_ranks_are_one_executor_and_leave_together(group: Scheduler, checkpoint: Make) -> None:
+def test_two_ranks_are_one_executor_and_leave_together(group: FakeScheduler, checkpoint: Make) -> None:
     prompt = list(range(20))
     expected = reference_greedy(checkpoint(preset="0.6B"), prompt, 8)  # it takes longer than heartbeats may
     hello = group.expect(m.Hello, timeout_s=60)
@@ -70,7 +52,7 @@ def test_two_ranks_are_one_executor_and_leave_together(group: Scheduler, checkpo
 
 
 @pytest.mark.slow
-def test_ranks_do_not_outlive_torchrun(group: Scheduler) -> None:
+def test_ranks_do_not_outlive_torchrun(group: FakeScheduler) -> None:
     group.join()
     ranks = ranks_of(group.process)
     assert len(ranks) == RANKS
@@ -79,7 +61,7 @@ def test_ranks_do_not_outlive_torchrun(group: Scheduler) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.slow) for rank in range(1, RANKS))])
-def test_death_of_a_rank_ends_the_group(group: Scheduler, rank: int) -> None:
+def test_death_of_a_rank_ends_the_group(group: FakeScheduler, rank: int) -> None:
     group.join()
     greedy(group, [1, 2, 3], 1)
     os.kill(ranks_of(group.process)[rank], signal.SIGKILL)

@@ -15,13 +15,14 @@ import yaml
 
 from common import messages as m
 from scheduler_svc.client.processes.local_fleet import free_ports
+from tests import ROOT
 from tests.deploy.manifests import KUBERNETES
 from tests.executor_svc.conftest import Make
 from tests.executor_svc.harness import Row, make_plan
-from tests.executor_svc.service.test_group import BLOCK_SIZE, greedy, ranks_of
-from tests.executor_svc.service.test_process import ROOT, Scheduler
+from tests.executor_svc.service.steps import BLOCK_SIZE, greedy, ranks_of
 from tests.support.checkpoints import reference_greedy
 from tests.support.eventually import eventually
+from tests.support.fake_scheduler import FakeScheduler
 from tests.support.processes import is_running
 
 pytestmark = pytest.mark.slow
@@ -57,7 +58,7 @@ class Machines:
 
     def __init__(self, model: Path) -> None:
         (port,) = free_ports(1)
-        self.scheduler = Scheduler(*command_line("leader", 0, port, model))
+        self.scheduler = FakeScheduler(*command_line("leader", 0, port, model))
         worker = [word.replace("ENDPOINT", self.scheduler.endpoint) for word in command_line("worker", 1, port, model)]
         self.worker = subprocess.Popen([sys.executable, *worker], cwd=ROOT, stderr=subprocess.PIPE, text=True)
 

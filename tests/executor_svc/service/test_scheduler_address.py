@@ -7,7 +7,8 @@ import pytest
 
 from common import messages as m
 from executor_svc.service.scheduler_address import AddressFileError, SchedulerAddress
-from tests.executor_svc.service.test_process import Scheduler, plan, tokens_of
+from tests.executor_svc.service.steps import plan, tokens_of
+from tests.support.fake_scheduler import FakeScheduler
 
 
 def put(path: Path, text: str) -> None:
@@ -54,19 +55,19 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
 def test_an_executor_follows_a_scheduler_that_moves(tmp_path: Path) -> None:
     path = tmp_path / "scheduler"
     path.write_text("tcp://127.0.0.1:1")  # nothing listens there
-    scheduler = Scheduler("-m", "tests.executor_svc.puppet", f"file:{path}")
+    scheduler = FakeScheduler("-m", "tests.executor_svc.puppet", f"file:{path}")
     try:
         put(path, scheduler.endpoint)
-        scheduler.join(epoch=1)
+        scheduler.join()
         scheduler.send(plan(epoch=1))
         assert tokens_of(scheduler.expect(m.StepResult)) == [5]
         scheduler.router.unbind(scheduler.endpoint)
         moved = f"tcp://127.0.0.1:{scheduler.router.bind_to_random_port('tcp://127.0.0.1')}"
         scheduler.send(m.EpochOver(epoch=1, reason="the scheduler moves"))
         put(path, moved)
-        scheduler.join(epoch=2)
+        scheduler.join()
         scheduler.send(plan(epoch=2))
         assert tokens_of(scheduler.expect(m.StepResult)) == [5]
     finally:
         scheduler.close()
-    assert f"scheduler={moved}" in scheduler.log
+    assert f"scheduler={moved}" in scheduler.close()

@@ -1,10 +1,21 @@
 """What the tests of several kernels need."""
 
+import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu.isa import choose_isas, processor_flags
+
 # The farthest that rounding to bf16 takes a number, relative to it. Of many numbers it is 0.0017 on average.
 ROUNDED_ONCE = 2**-8
+
+
+def lowest_runnable() -> str:
+    """The name of the simplest instruction set that this processor runs kernels of; the test skips if it runs none."""
+    runnable = choose_isas(processor_flags(), {}).candidates
+    if not runnable:
+        pytest.skip("needs a processor with AVX2 or more")
+    return runnable[-1].name
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

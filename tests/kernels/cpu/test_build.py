@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kernels.cpu import ISA_VARIABLE, IsaError, load
-from kernels.cpu import build as build_module
-from kernels.cpu.build import BuildError, build, openmp_runtime
+from kernels.cpu.build import SOURCES, BuildError, build, library_file, openmp_runtime
 from kernels.cpu.isa import ISAS, choose_isas, processor_flags
+from tests.kernels.cpu.helpers import lowest_runnable
 
 EVERYTHING = frozenset(flag for isa in ISAS for flag in isa.needs)
 BY_NAME = {isa.name: isa for isa in ISAS}
@@ -49,13 +49,6 @@ def test_flags_of_the_processor(tmp_path: Path) -> None:
     assert processor_flags(tmp_path / "missing") == frozenset()
 
 
-def lowest_runnable() -> str:
-    runnable = names(processor_flags())
-    if not runnable:
-        pytest.skip("needs a processor with AVX2 or more")
-    return runnable[-1]
-
-
 def test_torch_can_be_asked_for() -> None:
     loaded = load(1, pytest.fail, {ISA_VARIABLE: "torch"})
     assert (loaded.kernels, loaded.isa, loaded.problem) == (None, "torch", None)
@@ -76,14 +69,12 @@ def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(path.name for path in library.parent.iterdir()) == ["kernels.so", "lock"]
 
 
-def test_other_sources_make_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sources_make_another_library(tmp_path: Path) -> None:
     isa, runtime = BY_NAME["avx2"], openmp_runtime()
-    before = build_module._key(isa, runtime)
-    shutil.copytree(build_module.SOURCES, tmp_path / "csrc")
-    monkeypatch.setattr(build_module, "SOURCES", tmp_path / "csrc")
-    assert build_module._key(isa, runtime) == before
+    shutil.copytree(SOURCES, tmp_path / "csrc")
+    assert library_file(isa, runtime, tmp_path / "csrc") == library_file(isa, runtime)
     (tmp_path / "csrc" / "simd.h").write_text("// changed")
-    assert build_module._key(isa, runtime) != before
+    assert library_file(isa, runtime, tmp_path / "csrc") != library_file(isa, runtime)
 
 
 def build_and_report(isa_name: str, results: "multiprocessing.Queue[tuple[str, int]]") -> None:

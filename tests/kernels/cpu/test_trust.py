@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu import ISA_VARIABLE, load
-from kernels.cpu import build as build_module
-from kernels.cpu.build import build, cache_folder, openmp_runtime
+from kernels.cpu.build import BuildError, build, library_file, openmp_runtime
 from kernels.cpu.isa import ISAS
 from kernels.cpu.trust import why_untrusted
-from tests.kernels.cpu.test_build import lowest_runnable
+from tests.kernels.cpu.helpers import lowest_runnable
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -26,7 +25,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     isa = next(isa for isa in ISAS if isa.name == lowest_runnable())
-    library = cache_folder() / build_module._key(isa, openmp_runtime()) / build_module.LIBRARY
+    library = library_file(isa, openmp_runtime())
     library.parent.mkdir(parents=True)
     source = tmp_path / "evil.cpp"
     source.write_text(
@@ -93,10 +92,10 @@ def test_nothing_is_written_where_others_could_lay_links(
     planted.unlink()
     planted.with_name("lock").symlink_to(victim)
     isa = next(isa for isa in ISAS if isa.name == lowest_runnable())
-    with pytest.raises(build_module.BuildError, match="cannot be kept"):  # a link is never followed
+    with pytest.raises(BuildError, match="cannot be kept"):  # a link is never followed
         build(isa, pytest.fail)
     planted.parent.chmod(0o777)
-    with pytest.raises(build_module.BuildError, match="can be changed by others"):
+    with pytest.raises(BuildError, match="can be changed by others"):
         build(isa, pytest.fail)
     assert victim.read_text() == "precious"
 

@@ -1,18 +1,19 @@
 """Kernels that are launched past Triton's binder: what is launched is what Triton would have chosen."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import triton
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from kernels.gpu.launching import LaunchableKernel, _kind
+from kernels.gpu.launching import LaunchableKernel
 
 
 def jitted(first, second, SIZE):
@@ -22,23 +23,15 @@ def jitted(first, second, SIZE):
 jitted.__annotations__["SIZE"] = triton.language.constexpr
 
 
-@st.composite
-def arguments(draw: st.DrawFn) -> object:
-    number = st.one_of(
-        st.sampled_from([0, 1, 2, 16, -16, 2**31 - 1, 2**31, 2**31 + 16, -(2**31)]), st.integers(-99, 99)
-    )
-    offset, dtype = draw(st.integers(0, 16)), draw(st.sampled_from([torch.float32, torch.int32, torch.bfloat16]))
-    tensor = torch.zeros(32, dtype=dtype)[offset:]
-    return draw(st.one_of(number, st.just(tensor), st.floats(0, 1), st.booleans(), st.none()))
-
-
-@given(one=arguments(), other=arguments())
-def test_arguments_of_a_kind_are_specialized_alike(one: object, other: object) -> None:
-    """If two launches have equal keys, Triton would launch the same binary for both."""
-    function = JITFunction(jitted)
-    bind = create_function_from_signature(function.signature, function.params, make_backend(GPUTarget("cuda", 90, 32)))
-    if _kind(one) == _kind(other):
-        assert bind(one, 3, SIZE=4)[1] == bind(other, 3, SIZE=4)[1]
+TENSORS = st.builds(
+    lambda offset, dtype: torch.zeros(32, dtype=dtype)[offset:],
+    st.integers(0, 16),
+    st.sampled_from([torch.float32, torch.int32, torch.bfloat16]),
+)
+NUMBERS = st.sampled_from([0, 1, 2, 16, -16, 2**31 - 1, 2**31, 2**31 + 16, -(2**31)]) | st.integers(-99, 99)
+ARGUMENTS = (NUMBERS, TENSORS, st.floats(0, 1), st.booleans(), st.none())
+ANY = st.one_of(ARGUMENTS)
+PAIRS = st.one_of(st.tuples(ANY, ANY), *(st.tuples(each, each) for each in ARGUMENTS))
 
 
 class Driver:
@@ -68,9 +61,29 @@ class Kernel(JITFunction):
         )
 
 
-def test_a_kernel_is_bound_once_for_a_kind_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, driver = Kernel(), Driver()
-    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton.runtime.driver, "_active", driver := Driver())
+        yield driver
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PAIRS)
+def test_what_is_launched_again_is_what_triton_would_launch(driver: Driver, pair: tuple[object, object]) -> None:
+    """A kernel that was not bound anew for the second arguments is the binary that Triton has for both."""
+    kernel = Kernel()
+    launchable = LaunchableKernel(kernel)
+    for first in pair:
+        launchable.launch((1,), first, 3, SIZE=4)
+    bind = create_function_from_signature(kernel.signature, kernel.params, make_backend(GPUTarget("cuda", 90, 32)))
+    if len(kernel.bound) == 1:
+        one, other = (bind(first, 3, SIZE=4)[1] for first in pair)
+        assert one == other
+
+
+def test_a_kernel_is_bound_once_for_a_kind_of_arguments(driver: Driver) -> None:
+    kernel = Kernel()
     launchable = LaunchableKernel(kernel)
     tensor = torch.zeros(64)
     for rows in (5, 6, 7):
@@ -89,10 +102,10 @@ def test_a_kernel_is_bound_once_for_a_kind_of_arguments(monkeypatch: pytest.Monk
     assert kernel.launched[-1][:4] == (1, 2, 1, 101)
 
 
-def test_triton_launches_what_it_compiled_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("driver")
+def test_triton_launches_what_it_compiled_in_the_same_way() -> None:
     """Of the installed Triton: how a compiled kernel is launched may change from one version to the next."""
     kernel, tensor = Kernel(), torch.zeros(64)
-    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     launchable = LaunchableKernel(kernel)
     for _ in range(2):
         launchable.launch((3, 2), tensor, 7, SIZE=4)

@@ -108,7 +108,7 @@ def test_chunks_longer_than_one_piece_of_queries(block_size: int) -> None:
     check(Case(rows, block_size=block_size, num_kv_heads=2, group=2, head_dim=8, seed=1))
 
 
-def test_single_rows_are_few_calls_and_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_rows_are_few_calls_and_little_padding() -> None:
     def tiles_of(context_lens: list[int]) -> list[attention.Tile]:
         starts = list(range(len(context_lens) + 1))
         tables = torch.zeros(len(context_lens), max(context_lens), dtype=torch.int64)
@@ -118,9 +118,9 @@ def test_single_rows_are_few_calls_and_little_padding(monkeypatch: pytest.Monkey
     mixed = tiles_of([8000] + [30] * 63)
     assert sorted(tile.width for tile in mixed) == [30, 8000]
     assert sorted(token for tile in mixed for token in tile.tokens.tolist()) == list(range(64))
-    monkeypatch.setattr(attention, "TILE_ELEMENTS", 2 * 64 * 1000)
-    assert [tile.num_rows for tile in tiles_of([400] * 5)] == [2, 2, 1]
-    assert [tile.num_rows for tile in tiles_of([5000, 5000])] == [1, 1]
+    most = attention.TILE_ELEMENTS // (2 * 64)  # positions
+    assert [tile.num_rows for tile in tiles_of([2 * most // 5] * 5)] == [2, 2, 1]
+    assert [tile.num_rows for tile in tiles_of([5 * most] * 2)] == [1, 1]
 
 
 def test_slot_minus_one_stores_nothing() -> None:
