@@ -63,7 +63,8 @@ FLOORS = {
         "scheduler_svc/client": """
             cli commands
             batch bench demo embed generate responses chat keeper keys ray rollout status
-            http processes options request_files service_address progress output interrupts errors""",
+            http processes options request_files service_address progress output interrupts clock
+            errors""",
         "kernels": "gpu cpu reference arguments",
         "benchmarks": "__main__ BENCHMARKS scheduler service constraints cpu gpu kernels rig".replace(
             "BENCHMARKS", " ".join(sorted(path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")))
