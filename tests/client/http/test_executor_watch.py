@@ -1,10 +1,12 @@
 """A command whose service has no executor says so, once, and goes on when there is one."""
 
 import json
+import threading
 
 import pytest
 
 from tests.client.fake_batches import FakeBatches
+from tests.support.eventually import eventually
 
 WAITING = "baton: waiting: no executor is ready"
 
@@ -17,16 +19,16 @@ def batch_files(tmp_path):
 
 @pytest.fixture
 def lonely(server):
-    """A service that has no executor until a command has looked for one."""
+    """A service that has no executor until the command has looked for one, and has said that there is none."""
     server.is_ready = False
 
-    def looked(path):
-        if path == "/ready":
-            server.is_ready = True
-            if server.batches is not None:
-                server.batches.is_held = False
+    def come():
+        eventually(lambda: all(thread.name != "executor-watch" for thread in threading.enumerate()))
+        server.is_ready = True
+        if server.batches is not None:
+            server.batches.is_held = False
 
-    server.looked = looked
+    server.looked = lambda path: path == "/ready" and threading.Thread(target=come).start()
 
 
 @pytest.mark.parametrize(
