@@ -5,6 +5,7 @@ Each error is one that the code of a service raises where it happens.
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -33,7 +34,7 @@ from scheduler_svc.server.journal import Journal
 from scheduler_svc.server.journal_database import APPLICATION_ID
 from scheduler_svc.server.listener import Listener
 from scheduler_svc.server.store_folder import StoreFolder
-from scheduler_svc.store import database
+from scheduler_svc.store.database import connect
 from tests import ROOT
 
 PASSING: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {}
@@ -96,9 +97,8 @@ def store_in_use(folder, monkeypatch):
 
 @kind(PASSING)
 def store_that_another_process_opens(folder, monkeypatch):
-    monkeypatch.setattr(database, "OPEN_TIMEOUT_S", 0.0)
-    fail(monkeypatch, database.fcntl, "flock", errno.EAGAIN)
-    database.connect(folder, durable=False)
+    fail(monkeypatch, fcntl, "flock", errno.EAGAIN)
+    connect(folder, open_timeout_s=0.0)
 
 
 @kind(PASSING)

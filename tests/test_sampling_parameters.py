@@ -6,16 +6,20 @@ The places, each found by a search for an existing parameter (`min_p`):
  2. common/sampling_columns.py: its line in the table
  3. docs/protocol.md
  4. README.md
- 5. scheduler_svc/frontend/requests/schemas.py: the field of a request
- 6. scheduler_svc/frontend/text/tokenizer.py, if a model's generation_config.json may recommend it
- 7. scheduler_svc/client/options.py: the command line's option
- 8. kernels/reference/sampling.py: `SamplingInputs`, and what the parameter does
- 9. kernels/gpu/sampling/draw.py: the same in Triton
-10. kernels/cpu/csrc/sampling.cpp: the same in C++
+ 5. scheduler_svc/core/requests/journal_records.py: `SamplingRecord`, at its end, or a restart loses the parameter
+ 6. scheduler_svc/frontend/requests/sampling.py: the field of a request
+ 7. scheduler_svc/frontend/requests/messages_api/schemas.py and chat.py: the same for requests of Anthropic's API
+ 8. scheduler_svc/frontend/text/sampling_defaults.py, if a model's generation_config.json may recommend it
+ 9. scheduler_svc/frontend/http/page_about.py and page/files/talk/parameters.js: the page's control of it
+10. scheduler_svc/client/options.py: the command line's option
+11. kernels/reference/sampling.py: `SamplingInputs`, and what the parameter does
+12. kernels/gpu/sampling/draw.py: the same in Triton
+13. kernels/cpu/csrc/sampling.cpp: the same in C++
 """
 
 import inspect
 import re
+from types import SimpleNamespace
 
 import click
 import msgspec
@@ -37,7 +41,12 @@ from scheduler_svc.client.options import sampling_options
 from scheduler_svc.core.executor.block_manager import BlockTable
 from scheduler_svc.core.executor.lanes import Lanes
 from scheduler_svc.core.executor.plan_builder import join_columns, sampling_columns
+from scheduler_svc.core.requests.journal_records import SubmitRecord
 from scheduler_svc.core.sequence import new_sequences
+from scheduler_svc.frontend.http import page_about
+from scheduler_svc.frontend.requests.chat_style import ChatStyle
+from scheduler_svc.frontend.requests.messages_api.chat import chat_request
+from scheduler_svc.frontend.requests.messages_api.schemas import MessageRequest
 from scheduler_svc.frontend.requests.schemas import GenerationRequest
 from scheduler_svc.frontend.text.sampling_defaults import SamplingDefaults
 from tests import ROOT
@@ -51,6 +60,9 @@ NOT_COLUMNS = {
     "pooling",
     "pooled_token_ids",
 }  # of the rows that want some
+CONSTRAINTS = ["presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"]
+# A value of each that turns it on. The seed's own is drawn for requests that have none.
+TRIALS = {parameter.name: parameter.trial for parameter in SAMPLING_COLUMNS.values()} | {"seed": 77}
 DERIVED = {"seeds": "uniforms"}  # staging turns a seed and a position into a uniform
 LIMITS = ExecutorLimits(
     num_blocks=8, block_size=4, max_num_seqs=4, max_batch_tokens=8, max_model_len=20, vocab_size=10, hidden_size=4
@@ -83,13 +95,38 @@ def test_what_a_model_recommends_is_a_parameter() -> None:
     assert recommended == {name: 1.0 if name == "temperature" else off[name] for name in recommended}
 
 
-@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"])
+@pytest.mark.parametrize("name", CONSTRAINTS)
 def test_clients_can_say_constraints(name: str) -> None:
     assert name in m.Constraints.__struct_fields__
     assert name in GenerationRequest.model_fields
     command = click.command()(sampling_options(default_max_tokens=None)(lambda sampling: None))
     assert name in {parameter.name for parameter in command.params}
     assert f"`{name}`" in (ROOT / "docs" / "api.md").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restart_keeps_it(name: str) -> None:
+    """The request that is read from the journal is the one that was written."""
+    submit = m.Submit(request_id="a-0", prompt=b"", params=m.SamplingParams(max_tokens=4, **{name: TRIALS[name]}))
+    written = msgspec.msgpack.encode(SubmitRecord.of(submit))
+    assert msgspec.msgpack.decode(written, type=SubmitRecord).message() == submit
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_of_anthropics_api_is_a_chat_that_has_it(name: str) -> None:
+    turns = [{"role": "user", "content": "Hi"}]
+    body = MessageRequest(model="model", max_tokens=4, messages=turns, **{name: TRIALS[name]})
+    assert getattr(chat_request(body, "msg_1", ChatStyle()), name) == TRIALS[name]
+
+
+@pytest.mark.parametrize("name", [*NAMES, *CONSTRAINTS])
+def test_the_page_has_a_control_of_it_among_its_kind(name: str) -> None:
+    offered = page_about.parameters(SimpleNamespace(sampling_defaults=SamplingDefaults()), ChatStyle())
+    assert name in {parameter.name for parameter in offered}
+    source = (ROOT / "scheduler_svc" / "frontend" / "page" / "files" / "talk" / "parameters.js").read_text()
+    groups = re.search(r"const GROUPS = (\[.*?\n\]);", source, re.DOTALL)
+    assert groups is not None
+    assert f'"{name}"' in groups[1]
 
 
 def test_all_samplers_take_the_same_inputs() -> None:
@@ -108,8 +145,7 @@ def test_all_samplers_take_the_same_inputs() -> None:
 
 def test_values_go_from_a_request_to_the_sampler() -> None:
     """Through a lane, a plan, the wire's check, the channel between ranks, padding and staging."""
-    values = {parameter.name: parameter.trial for parameter in SAMPLING_COLUMNS.values()} | {"seed": 77}
-    params = [m.SamplingParams(max_tokens=4), m.SamplingParams(max_tokens=4, **values)]
+    params = [m.SamplingParams(max_tokens=4), m.SamplingParams(max_tokens=4, **TRIALS)]
     executor_lanes = Lanes(4)
     prompt = np.array([1, 2], np.int32)
     sequences = [

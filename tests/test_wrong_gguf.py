@@ -14,7 +14,7 @@ import pytest
 from tests.support.forked_commands import Call, ForkedCommands
 from tests.support.gguf_files import SMALL_LLAMA, STRING, array_key, gguf_bytes, string_key, write_gguf
 from tests.support.plain_rights import needs_plain_rights
-from tests.test_wrong_paths import EXECUTOR, SCHEDULER, UP, free_port
+from tests.support.service_calls import EXECUTOR, SCHEDULER, UP, filled
 
 pytestmark = [needs_plain_rights, pytest.mark.timeout(300)]
 
@@ -118,8 +118,7 @@ def test_each_kind_of_wrong_file_is_one_line(name, root, files, commands):
     for kind, (path, said) in files.items():
         if (kind == "lost shard" and name in NEEDS_TOKENIZER) or (kind == "no tokenizer" and name in NEEDS_WEIGHTS):
             continue
-        call = [free_port() if word == "PORT" else word.replace("PATH", str(path)) for word in COMMANDS[name]]
-        done = commands.run(Call(tuple(call), environment, folder=str(root / "home")))
+        done = commands.run(Call(filled(COMMANDS[name], str(path)), environment, folder=str(root / "home")))
         lines = [line for line in done.stderr.splitlines() if said in line]
         if done.exit_code != 2 or "Traceback" in done.stdout + done.stderr or not lines:
             complaints[kind] = f"{done.exit_code} {done.stdout[-300:]} {done.stderr[-700:]}"

@@ -17,6 +17,7 @@ from tests.client.fake_server import FakeServer
 from tests.client.fleet_model import FleetModel
 from tests.support.forked_commands import Call, ForkedCommands
 from tests.support.plain_rights import needs_plain_rights
+from tests.support.service_calls import EXECUTOR, SCHEDULER, UP, filled
 
 pytestmark = [needs_plain_rights, pytest.mark.timeout(300)]
 
@@ -26,9 +27,6 @@ KINDS = ("in a closed folder", "unreadable", "new where nothing may be made", "b
 DENIED = KINDS[:2]
 # Exit codes: a wrong option or file, a service that is not there, or what passes.
 FAILURES = {1, 2, 3, 75}
-SCHEDULER = ("baton-scheduler", "--port", "0", "--executor-endpoint", "tcp://127.0.0.1:0", "--no-store")
-EXECUTOR = ("baton-executor", "--no-keep")
-UP = ("baton", "up", "--no-keep", "--no-store", "--executor-port", "PORT", "--port", "PORT")
 # Commands with PATH in place of what is wrong; before them, whether a FILE or a FOLDER is wanted, and is READ or MADE.
 CASES = {
     "scheduler --model": ("FOLDER READ", *SCHEDULER, "--no-journal", "--model", "PATH"),
@@ -167,11 +165,6 @@ def service():
     server.stop()
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
-
-
 def complaint(done, path, kind):
     """What is wrong with how a command ended; empty if nothing is."""
     said = done.stdout + done.stderr
@@ -203,9 +196,8 @@ def test_each_kind_of_wrong_path_is_one_line(name, place, commands, service):
         if kind == "on a full disk" and (wanted.endswith("READ") or not commands.has_full_disk):
             continue
         path = place.path(kind, wanted)
-        given = {name: str(place.root / name) for name in ("OUT", "IN", "STORE", "BACKUP")}
-        call = [free_port() if word == "PORT" else given.get(word, word).replace("PATH", str(path)) for word in words]
-        done = commands.run(Call(tuple(call), environment, folder=str(place.root / "home")))
+        given = {each: str(place.root / each) for each in ("OUT", "IN", "STORE", "BACKUP")}
+        done = commands.run(Call(filled(words, str(path), given), environment, folder=str(place.root / "home")))
         if fault := complaint(done, path, kind):
             complaints[kind] = f"{fault}: {done.exit_code} {done.stderr[-700:]}"
     assert not complaints, json.dumps(complaints, indent=1)

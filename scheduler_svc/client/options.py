@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from common.paths import ExistingPath
+from scheduler_svc.client.clock import clock_of_command
 from scheduler_svc.client.service_address import DEFAULT_URL, ServiceAddress
 
 STATUS_TIMEOUT_S = 10.0  # for requests that the service answers at once
@@ -37,7 +38,7 @@ def address_options(command: Decorated) -> Decorated:
     @click.option("--api-key", envvar="BATON_API_KEY", show_envvar=True, help="One of the service's keys.")
     @wraps(command)
     def with_service(url: str, api_key: str | None, **options: Any) -> Any:
-        return command(service=ServiceAddress(url, api_key), **options)
+        return command(service=ServiceAddress(url, api_key, clock=clock_of_command()), **options)
 
     return with_service
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from scheduler_svc.client.clock import Clock
 from scheduler_svc.client.output import duration, say
 
 LINE_INTERVAL_S = 5.0
@@ -116,11 +117,13 @@ class ProgressReport:
     """Shows a `Tally` while the context lasts, from a thread of its own, so that it shows a stall too.
 
     Args:
+        clock: tells when the next line is due.
         ask: what the service generates; None for a service that is not asked.
     """
 
-    def __init__(self, tally: Tally, ask: Callable[[], ServiceTokens | None] | None = None) -> None:
+    def __init__(self, tally: Tally, clock: Clock, ask: Callable[[], ServiceTokens | None] | None = None) -> None:
         self._tally = tally
+        self._clock = clock
         self._ask = ask or (lambda: None)
         self._terminal = sys.stderr.isatty()
         self._stop = threading.Event()
@@ -138,7 +141,7 @@ class ProgressReport:
 
     def _show_lines(self) -> None:
         self._tally.hear(self._ask())
-        while not self._stop.wait(LINE_INTERVAL_S):
+        while not self._clock.wait(self._stop, LINE_INTERVAL_S):
             self._tally.hear(self._ask())
             say(self._tally.line())
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from scheduler_svc.client.clock import Clock
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -14,9 +16,11 @@ class ServiceAddress:
         api_key: sent as a bearer token; None sends none.
         timeout_s: longest time without a byte from the service; the comments of a stream that waits are bytes too.
         reconnect_timeout_s: how long a request that the service may have waits for the service; 0 does not wait.
+        clock: by which it waits between two tries and two looks; time-outs of sockets are the machine's.
     """
 
     url: str = DEFAULT_URL
     api_key: str | None = None
     timeout_s: float = 600.0
     reconnect_timeout_s: float = 60.0
+    clock: Clock = Clock()  # noqa: RUF009  (it has no state)

@@ -87,7 +87,15 @@ def lines_done(connection: Connection, owner: str, batch_id: str, now: float, *,
 
 
 def finalize(
-    connection: Connection, owner: str, batch_id: str, now: float, *, output_file_id: str, error_file_id: str
+    connection: Connection,
+    owner: str,
+    batch_id: str,
+    now: float,
+    *,
+    output_file_id: str,
+    error_file_id: str,
+    max_rows: int = FINALIZE_ROWS,
+    max_bytes: int = FINALIZE_BYTES,
 ) -> bool:
     """Turn some results into lines of the output file and of the error file, in order of the input's lines; after the
     last one, end the batch. To be called until nothing is to do.
@@ -96,6 +104,8 @@ def finalize(
 
     Args:
         output_file_id, error_file_id: ids for files that this batch has not begun yet; later calls may give others.
+        max_rows: how many results become lines at most, so that others wait for this transaction only briefly.
+        max_bytes: how large they are at most; one result may be larger.
 
     Returns:
         Whether more is to do.
@@ -111,7 +121,7 @@ def finalize(
                 raise Conflict(f"batch {batch_id!r} is {batch.status}, and is not to be finalized")
             return False
         connection.execute("UPDATE batches SET takes_results = 0 WHERE key = ?", (batch.key,))
-        results, is_last = _next_results(connection, batch)
+        results, is_last = _next_results(connection, batch, max_rows, max_bytes)
         for is_error, file_id in ((False, output_file_id), (True, error_file_id)):
             lines = [result.body + b"\n" for result in results if result.is_error == is_error]
             if lines:
@@ -148,14 +158,16 @@ def _num_bytes(result: BatchResult) -> int:
     return len(result.body) + len(result.custom_id.encode())
 
 
-def _next_results(connection: Connection, batch: _Batch) -> tuple[list[BatchResult], bool]:
+def _next_results(
+    connection: Connection, batch: _Batch, max_rows: int, max_bytes: int
+) -> tuple[list[BatchResult], bool]:
     """The next results that are not in a file yet, in order of lines, and whether there are no others."""
     query = "SELECT line, custom_id, is_error, body FROM batch_results WHERE batch_key = ? ORDER BY line"
     found: list[BatchResult] = []
     num_bytes = 0
     row: tuple[Any, ...]
     for row in connection.execute(query, (batch.key,)):
-        if len(found) == FINALIZE_ROWS or num_bytes >= FINALIZE_BYTES:
+        if len(found) == max_rows or num_bytes >= max_bytes:
             return found, False
         line, custom_id, is_error, body = row
         found.append(BatchResult(line, custom_id, bool(is_error), body))

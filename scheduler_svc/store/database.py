@@ -29,7 +29,7 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
-def connect(folder: Path, *, durable: bool = False) -> Connection:
+def connect(folder: Path, *, durable: bool = False, open_timeout_s: float = OPEN_TIMEOUT_S) -> Connection:
     """A connection to the store in `folder`, which is made if it is missing, and brought to this release's version.
 
     The connection may be given to another thread, and is for one thread at a time. Functions that use it raise
@@ -37,11 +37,12 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
 
     Args:
         durable: whether each transaction waits until the disk has it.
+        open_timeout_s: how long others may take to open it.
 
     Raises:
         StoreDamaged: the file is ours and broken.
         StoreError: it cannot be opened, belongs to another program or to a newer release, another user could have put
-            it there or can read it, or others are opening it for more than `OPEN_TIMEOUT_S`.
+            it there or can read it, or others open it for longer than that.
     """
     path = folder / FILE_NAME
     require_trusted(folder, FILE_NAMES)  # before anything is made there
@@ -53,7 +54,7 @@ def connect(folder: Path, *, durable: bool = False) -> Connection:
         raise StoreError(f"store {path} cannot be opened: {error.strerror}; name another folder by --store") from error
     try:
         require_trusted(folder, FILE_NAMES)  # another user may have been faster to make the folder, in /tmp for example
-        _lock(lock_fd, path)  # a change of the mode or of the version is for one process
+        _lock(lock_fd, path, open_timeout_s)  # a change of the mode or of the version is for one process
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
             _prepare(connection, path, durable=durable)
@@ -133,14 +134,14 @@ def _has_our_id(path: Path) -> bool:
         return file.read(_ID_OFFSET + 4)[_ID_OFFSET:] == APPLICATION_ID.to_bytes(4)
 
 
-def _lock(lock_fd: int, path: Path) -> None:
-    deadline = time.monotonic() + OPEN_TIMEOUT_S
+def _lock(lock_fd: int, path: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if time.monotonic() > deadline:
-                message = f"store {path}: another process has been opening it for {OPEN_TIMEOUT_S:g} s"
+                message = f"store {path}: another process has been opening it for {timeout_s:g} s"
                 raise StoreBusy(message) from error
             time.sleep(0.01)
         except OSError as error:

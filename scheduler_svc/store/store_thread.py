@@ -95,8 +95,8 @@ class StoreThread:
             self._tickets.put(True)
         return await asyncio.wrap_future(future)
 
-    def close(self) -> bool:
-        """Do the calls that wait, and close the connection. Blocks; gives up after `CLOSE_TIMEOUT_S`.
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Do the calls that wait, and close the connection. Blocks; gives up after a while.
 
         Returns:
             Whether all was done; False if the disk does not answer.
@@ -105,7 +105,7 @@ class StoreThread:
             if not self._is_closed:
                 self._is_closed = True
                 self._tickets.put(False)
-        self._thread.join(CLOSE_TIMEOUT_S)
+        self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _work(self) -> None:

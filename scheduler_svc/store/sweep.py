@@ -26,6 +26,7 @@ def sweep(
     known: Collection[str] | None = None,
     max_rows: int = MAX_ROWS,
     max_bytes: int = MAX_BYTES,
+    spare_pages: int = SPARE_PAGES,
 ) -> Swept:
     """Delete what has expired by `now`, what revoked owners had, and the contents of what was deleted, in one
     transaction. When nothing of that is left, shrink the file, in another one.
@@ -37,6 +38,7 @@ def sweep(
         known: owners that have a key; None if that is not known: then nothing goes that revoked owners had.
         max_rows: how many rows go at most, so that others wait for this transaction only briefly.
         max_bytes: how large their contents are at most; one row may be larger.
+        spare_pages: free pages that stay in the file.
 
     Returns:
         What was deleted; `is_more` says that the next call has something to do already.
@@ -52,7 +54,7 @@ def sweep(
             batches += _expired(connection, "batches", now, budget, owner)
         for marks in _PIECES:
             _discard(connection, marks, budget)
-    is_more = budget.is_spent or _shrink(connection)
+    is_more = budget.is_spent or _shrink(connection, spare_pages)
     return Swept(responses, files, batches, budget.num_bytes, is_more=is_more)
 
 
@@ -122,11 +124,11 @@ def _discard(connection: Connection, marks: str, budget: _Budget) -> None:
         connection.execute(f"DELETE FROM {marks} WHERE {parent} = ?", (mark,))
 
 
-def _shrink(connection: Connection) -> bool:
-    """Give some free pages beyond `SPARE_PAGES` back to the disk. Returns whether there are more of them."""
+def _shrink(connection: Connection, spare_pages: int) -> bool:
+    """Give some free pages beyond the spare ones back to the disk. Returns whether there are more of them."""
     num_free: int = connection.execute("PRAGMA freelist_count").fetchone()[0]
-    num_pages = min(num_free - SPARE_PAGES, VACUUM_PAGES)
+    num_pages = min(num_free - spare_pages, VACUUM_PAGES)
     if num_pages > 0:
         # A page goes at each step, and `execute` makes only one step of a statement that has no columns.
         connection.executescript(f"PRAGMA incremental_vacuum({num_pages})")
-    return num_free - num_pages > SPARE_PAGES
+    return num_free - num_pages > spare_pages

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from scheduler_svc.client.cli import main
+from tests.client.clocks import HurriedClock
 from tests.client.fake_server import FakeServer
 
 
@@ -20,12 +21,19 @@ def server():
 
 
 @pytest.fixture
-def baton(server):
+def clock():
+    """By which commands wait that run in this process."""
+    return HurriedClock()
+
+
+@pytest.fixture
+def baton(server, clock):
     """Run the command in this process, against the fake server: `baton("generate", "hi", input=...)`."""
 
     def run(*arguments, **options):
         environment = {"BATON_URL": server.url, "BATON_API_KEY": None}
-        return CliRunner().invoke(main, [str(argument) for argument in arguments], env=environment, **options)
+        words = [str(argument) for argument in arguments]
+        return CliRunner().invoke(main, words, env=environment, obj=clock, **options)
 
     return run
 

@@ -75,7 +75,7 @@ class FakeBatches:
             return _error(404, f"There is no file '{asked['input_file_id']}'.")
         batch = {}
         if action is None or action.is_made:
-            batch = self._make(asked)
+            batch = self.make(asked)
         await asyncio.sleep(self.delay_s)
         return _Broken() if action else batch
 
@@ -91,10 +91,11 @@ class FakeBatches:
             return _error(404, f"There is no batch '{batch_id}'.")
         batch = self.made[batch_id]
         if not self.is_held and batch["status"] == "in_progress":
-            self._end(batch)
+            self.end(batch)
         return batch
 
-    def _make(self, asked):
+    def make(self, asked):
+        """Make a batch that runs. Returns it."""
         batch_id = f"batch_{len(self.made)}"
         self.made[batch_id] = {
             **asked,
@@ -106,7 +107,8 @@ class FakeBatches:
         }
         return self.made[batch_id]
 
-    def _end(self, batch):
+    def end(self, batch):
+        """Answer its lines."""
         lines = [json.loads(line) for line in self.files[batch["input_file_id"]].splitlines()]
         results = [_result(line) for line in lines if line["custom_id"] not in self.without]
         batch["output_file_id"] = self._keep("".join(json.dumps(result) + "\n" for result in results).encode())

@@ -10,6 +10,7 @@ import base64
 import json
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -60,8 +61,20 @@ class Drop:
 
 
 @dataclass
+class Wait:
+    """Answer when a condition holds, which is looked at a hundred times a second."""
+
+    until: Callable[[], bool]
+
+
+NEVER = Wait(lambda: False)
+
+
+@dataclass
 class FakeServer:
     """Start with `with FakeServer() as server`.
+
+    It computes nothing, checks no parameters and no keys, and bounds nothing.
 
     Attributes:
         script: what to do with the next requests that generate; answered normally when it is empty.
@@ -86,6 +99,8 @@ class FakeServer:
         admin_script: what to answer to those who look at the fleet or drain; answered normally when it is empty.
         batches: that it keeps and runs; None where it runs none.
         is_ready: whether it has an executor, for whom answers wait.
+        looked: is called with the path of each look at /v1/models, /ready or /status, after it; may change what comes.
+        instead: what answers every request, where something else listens than the service.
         port: where it listens; 0 for a free one.
     """
 
@@ -115,6 +130,8 @@ class FakeServer:
     admin_script: deque = field(default_factory=deque)
     batches: FakeBatches | None = None
     is_ready: bool = True
+    looked: Callable[[str], None] = lambda path: None
+    instead: Response | None = None
     port: int = 0
 
     def start(self):
@@ -151,16 +168,23 @@ class FakeServer:
         app.post("/admin/executors/{executor}/drain")(self._drain)
         if self.batches is not None:
             self.batches.add_to(app)
-        return app
+
+        async def answer(scope, receive, send):
+            await (self.instead or app)(scope, receive, send)
+
+        return answer
 
     async def _models(self):
+        self.looked("/v1/models")
         extra = {} if self.vocab_size is None else {"vocab_size": self.vocab_size}
         served = {"id": MODEL, "object": "model", "owned_by": self.owned_by, **extra}
         embedder = {"id": EMBEDDER, "object": "model", "tasks": ["embed"]}
         return {"object": "list", "data": [served, *([embedder] if self.embeds else [])]}
 
     async def _ready(self):
-        return {} if self.is_ready else _refusal(Refuse(503, "No executor is ready.", code="unavailable"))
+        answer = {} if self.is_ready else _refusal(Refuse(503, "No executor is ready.", code="unavailable"))
+        self.looked("/ready")
+        return answer
 
     async def _embed(self, request: Request):
         body = await request.json()
@@ -176,10 +200,12 @@ class FakeServer:
     async def _status(self):
         if self.admin_script and (action := self.admin_script.popleft()):
             return _refusal(action)
-        if self.fleet is None:
-            return self.status_report
-        self.fleet.tick()
-        return msgspec.to_builtins(self.fleet.report())
+        report = dict(self.status_report)
+        if self.fleet is not None:
+            self.fleet.tick()
+            report = msgspec.to_builtins(self.fleet.report())
+        self.looked("/status")
+        return report
 
     async def _generate(self, request: Request):
         body = await request.json()
@@ -188,7 +214,7 @@ class FakeServer:
         request_id = body.get("request_id")
         if request_id in self.known:
             action = Refuse(409, "there is such a request", code="request_exists")
-        elif body.get("resumable") and (action is None or (isinstance(action, Drop) and action.accepted)):
+        elif body.get("resumable") and (not action or isinstance(action, Wait) or getattr(action, "accepted", False)):
             self.known[request_id] = (request.url.path, body)
         body["has_logprobs"] = self.logprobs
         if self.most_words < body.get("max_tokens", 16):
@@ -199,6 +225,8 @@ class FakeServer:
         self.open_most = max(self.open_most, self.open_now)
         try:
             await asyncio.sleep(self.delay_s)
+            while isinstance(action, Wait) and not action.until():
+                await asyncio.sleep(0.01)
         finally:
             self.open_now -= 1
         if isinstance(action, Refuse):
@@ -254,8 +282,9 @@ class FakeServer:
                         yield events[index][:-1]
                         await asyncio.sleep(0.05)  # so that it is a chunk of its own
                     raise ConnectionAbortedError
-                async for comment in self._wait_for_token():
-                    yield comment
+                if b'"finish_reason": ' in events[index]:  # usage and end come with the last token
+                    async for comment in self._wait_for_token():
+                        yield comment
                 yield events[index]
         except asyncio.CancelledError:
             self.cancelled += not body.get("resumable")

@@ -11,7 +11,8 @@ from scheduler_svc.client.processes.local_fleet import FleetSpec, free_ports
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch: pip install '.[executor]'"
 )
-FAKE = (sys.executable, str(Path(__file__).with_name("fake_services.py")))
+# Without the script's folder on the path, where the tests of `client/http` would stand for Python's own `http`.
+FAKE = (sys.executable, "-P", str(Path(__file__).with_name("fake_services.py")))
 
 
 def fake_spec(**changes) -> FleetSpec:

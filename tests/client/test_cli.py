@@ -1,6 +1,5 @@
 """The command as a whole: help that costs nothing, errors in one line, exit codes."""
 
-import importlib
 import subprocess
 import sys
 
@@ -103,20 +102,6 @@ def test_a_missing_key_is_1_and_names_the_options(baton, server):
     result = baton("generate", "hi")
     hint = "give an API key in BATON_API_KEY (or --api-key, which other users can see)"
     assert (result.exit_code, result.stderr) == (1, f"Error: Invalid API key. (HTTP 401); {hint}\n")
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("scheduler_svc.__main__", "baton-scheduler"),
-        ("executor_svc.__main__", "baton-executor"),
-        ("keeper_svc.__main__", "baton-keeper"),
-    ],
-)
-def test_services_say_their_version_as_the_client_does(module, name):
-    said = CliRunner().invoke(main, ["--version"]).output
-    result = CliRunner().invoke(importlib.import_module(module).main, ["--version"])
-    assert (result.exit_code, result.output) == (0, said.replace("baton,", f"{name},"))
 
 
 def test_a_proxy_for_the_world_is_not_asked_for_this_machine(baton, monkeypatch):

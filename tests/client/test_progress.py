@@ -1,18 +1,9 @@
 """How far a long run is: no number that is not known, a rate of now, a rest that only becomes less."""
 
+import itertools
 import json
-import subprocess
-import sys
 
 from scheduler_svc.client.progress import ServiceTokens, Tally
-
-SCRIPT = """
-import sys
-from scheduler_svc.client import progress
-from scheduler_svc.client.cli import main
-progress.LINE_INTERVAL_S = 0.05
-main(sys.argv[1:])
-"""
 
 
 class Clock:
@@ -76,23 +67,20 @@ def test_the_rate_of_tokens_that_are_counted_as_they_come_is_of_now():
     assert count.line() == "0 of 60 requests, 0.0 tokens/s"
 
 
-def test_a_batch_shows_what_the_service_generates(started, server, tmp_path):
+def test_a_batch_shows_what_the_service_generates(baton, server, tmp_path):
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}
     (tmp_path / "in.jsonl").write_text(json.dumps(line))
-    server.is_ready = False
+    server.is_ready, looks = False, itertools.count()
     server.status_report = {"output_tokens": 5, "output_tokens_per_s": 88.25, "anything": "else"}
-    arguments = ["batch", "--direct", tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--url", server.url]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    started.append(process)
-    told = process.stderr.readline()
-    assert told == "0 of 1 lines, the service generates 88.2 tokens/s (0 tokens so far)\n"
-    server.status_report["output_tokens"] += 100
-    while told.startswith("0 of 1") and "(100 tokens so far)" not in told:
-        told = process.stderr.readline()
-    server.is_ready = True
-    assert "1 of 1 lines in " in process.communicate(timeout=60)[1]
+
+    def looked(path):
+        number = next(looks)
+        server.status_report["output_tokens"] = 5 + 100 * (number > 3)
+        server.is_ready = number > 6
+
+    server.looked = looked
+    done = baton("batch", "--direct", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    *told, last = [line for line in done.stderr.splitlines() if "waiting" not in line]
+    assert told[0] == "0 of 1 lines, the service generates 88.2 tokens/s (0 tokens so far)"
+    assert "0 of 1 lines, the service generates 88.2 tokens/s (100 tokens so far)" in told
+    assert last.startswith("1 of 1 lines in ")

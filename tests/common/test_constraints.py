@@ -13,8 +13,8 @@ from common.constraints import constraint_arrays
 from common.errors import WireError
 from common.plan import parse_plan
 from common.step_result import parse_result
-from tests.common.test_plan import LIMITS, floats, ints
-from tests.common.test_plan import PLAN as UNCONSTRAINED
+from tests.common.good_plan import LIMITS, floats, ints
+from tests.common.good_plan import PLAN as UNCONSTRAINED
 from tests.support.effort import examples
 
 CONSTRAINTS = m.Constraints(

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from common import model_reading
 from common.errors import CheckpointError
 from common.exit_codes import EXIT_USAGE, exit_code_of
 from common.model_files import DEMO_MODEL_DIR
-from common.model_reading import MAX_CONFIG_BYTES, MAX_CONTAINERS, check_regular, read_model_file, read_model_json
+from common.model_reading import (
+    MAX_CONFIG_BYTES,
+    MAX_CONTAINERS,
+    MAX_VALUES,
+    check_regular,
+    read_model_file,
+    read_model_json,
+)
 from common.tokenizer_file import (
     MAX_GROWTH,
     MAX_STEPS,
@@ -106,7 +112,7 @@ def test_a_file_that_one_reader_takes_and_the_next_may_not_ends_in_no_traceback(
     assert all(fault.endswith("config.json is nested too deeply") for fault in faults)
 
 
-def test_how_much_json_makes_of_a_file_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_how_much_json_makes_of_a_file_is_known_before(tmp_path: Path):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(b'{"a": [' + b"[]," * MAX_CONTAINERS + b"[]]}")
     tracemalloc.start()
@@ -114,10 +120,9 @@ def test_how_much_json_makes_of_a_file_is_known_before(tmp_path: Path, monkeypat
         read_model_json(path, dict, 2**24)
     assert tracemalloc.get_traced_memory()[1] < 3 * path.stat().st_size
     tracemalloc.stop()
-    monkeypatch.setattr(model_reading, "MAX_VALUES", 10)
-    path.write_text(json.dumps({"a": [1] * 20}))
-    with pytest.raises(CheckpointError, match="has 19 values, the limit is 10"):
-        read_model_json(path, dict)
+    path.write_bytes(b'{"a": [' + b"1," * (MAX_VALUES + 1) + b"1]}")
+    with pytest.raises(CheckpointError, match=f"has {MAX_VALUES + 1} values, the limit is {MAX_VALUES}"):
+        read_model_json(path, dict, 2**25)
 
 
 @pytest.fixture

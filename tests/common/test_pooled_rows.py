@@ -14,7 +14,7 @@ from common.errors import WireError
 from common.plan import parse_plan
 from common.pooled_rows import PooledRows
 from common.step_result import parse_result
-from tests.common.test_plan import LIMITS, PLAN, floats, ints
+from tests.common.good_plan import LIMITS, PLAN, floats, ints
 
 EVERY = replace(LIMITS, tasks=("generate", "embed", "score"))
 ASKING = msgspec.structs.replace(  # with a third row, of one token at position 1

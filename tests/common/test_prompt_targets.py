@@ -12,7 +12,7 @@ from common.errors import WireError
 from common.plan import parse_plan
 from common.prompt_targets import PromptTargets
 from common.step_result import parse_result
-from tests.common.test_plan import LIMITS, PLAN, floats, ints
+from tests.common.good_plan import LIMITS, PLAN, floats, ints
 
 ASKING = msgspec.structs.replace(
     PLAN,

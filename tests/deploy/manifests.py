@@ -17,6 +17,8 @@ FOLDERS = {
     "tensor-parallel-gpu": ROOT / "tests" / "deploy" / "tensor_parallel_gpu",
 }
 ALL = tuple(FOLDERS)
+OLDEST = "1.28"
+"""The oldest Kubernetes that takes them."""
 OVERLAYS = ("base", "cpu", "gpu", "node-keeper", "keda", "edge")
 """Those with one scheduler, and executors in a pod each."""
 

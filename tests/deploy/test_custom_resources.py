@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from tests.deploy import custom_resources
-from tests.deploy.manifests import ALL, ROOT, manifests, only
-from tests.deploy.test_schemas import OLDEST
+from tests.deploy.manifests import ALL, OLDEST, ROOT, manifests, only
 
 MISTAKES = {  # kind: overlay, path, what stands there, what would stand there
     "InferencePool": ("gateway", "spec", "endpointPickerRef", "extensionRef"),

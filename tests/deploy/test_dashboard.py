@@ -16,9 +16,9 @@ from scheduler_svc.store.database import connect
 from scheduler_svc.store_options import StoreOptions
 from tests.deploy.manifests import ROOT
 from tests.deploy.promql import FROM_PROMETHEUS, Exported, complaints, legend_complaints, metrics_of
-from tests.deploy.test_operations import anchors
 from tests.store import rows
 from tests.support.core import FakeExecutor, running_core
+from tests.support.pages import anchors
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "baton.json").read_text())
 RULES = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]

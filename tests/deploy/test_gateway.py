@@ -2,22 +2,15 @@
 
 import base64
 import re
-from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from starlette.testclient import TestClient
 
 from scheduler_svc.client.http.resume import SESSION_HEADER
 from scheduler_svc.core.observability.vllm_names import ALIASES
-from scheduler_svc.frontend.api_keys import ApiKeys
-from scheduler_svc.frontend.http.api import ApiSettings, create_app
-from scheduler_svc.frontend.link.request_counts import RequestCounts
-from scheduler_svc.frontend_options import FrontendOptions
 from tests.deploy.manifests import container, of_kind, only, options, pod, port_names, selected, urls, workloads
-from tests.deploy.test_probes import run
+from tests.deploy.probes import api, run
 
 ON_GATEWAYS = pytest.mark.parametrize("overlay", ["gateway", "gateway-gpu"])
 
@@ -125,14 +118,9 @@ def test_the_endpoint_picker_finds_its_configuration_and_the_metrics(overlay):
 def test_a_scheduler_without_executors_gets_no_new_requests(num_ready, exit_code):
     """It is not ready then, as its readiness probe asks for executors and the others' probes do not."""
     one = container(workloads("gateway")["baton-scheduler"])
-    link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=num_ready, tasks=()), counts=RequestCounts())
-    model = SimpleNamespace(vocab_size=1, folder=Path(), eos_token_ids=(), chat_template=None)
-    app = TestClient(
-        create_app(link, model, ApiSettings(FrontendOptions(("model",), no_page=True), api_keys=ApiKeys(["secret"])))
-    )
     code = one["readinessProbe"]["exec"]["command"][-1]
     (path,) = re.findall(r"http://127\.0\.0\.1:8000(/\w+)", code)
-    assert (app.get(path).status_code != 200) == exit_code
+    assert (api(num_ready).get(path).status_code != 200) == exit_code
     for probe in ("startupProbe", "livenessProbe"):
         assert path not in one[probe]["exec"]["command"][-1]
 

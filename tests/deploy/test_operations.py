@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import click
 import pytest
@@ -22,7 +21,7 @@ from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.server import addresses, core_process, curve_auth
 from tests.deploy import commands
 from tests.deploy.manifests import ROOT
-from tests.deploy.test_probes import MAX_WAIT_S, PATIENCE_S
+from tests.deploy.probes import MAX_WAIT_S, PATIENCE_S
 
 OPTIONS = FrontendOptions()
 PLACES = OPTIONS.max_connections - accounts.RESERVED_PLACES
@@ -129,21 +128,6 @@ def test_numbers_that_are_written_as_words():
     assert "ten minutes" in GUIDE
     assert "two minutes" in GUIDE
     assert "within two seconds" in GUIDE
-
-
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((.*?)\)", GUIDE):
-        name, _, anchor = target.partition("#")
-        path = (ROOT / "docs" / name).resolve() if name else ROOT / "docs" / "operations.md"
-        assert path.exists(), target
-        if anchor:
-            assert anchor in anchors(path), target
-
-
-def anchors(path: Path):
-    """What headings are called in links, as GitHub makes it of them."""
-    headings = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_kustomization_names_what_is_there():

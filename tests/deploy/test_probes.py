@@ -26,25 +26,17 @@ from scheduler_svc.frontend.http.server import http_config
 from scheduler_svc.frontend.link.request_counts import RequestCounts
 from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.server.frontend_processes import STOP_MARGIN_S
-from tests.deploy.manifests import ROOT, container, exec_commands, options, pod, workloads
+from tests.deploy.manifests import ROOT, container, exec_commands, options, pod
+from tests.deploy.probes import ALIVE, COMMANDS, DRAIN, EXECUTOR, MAX_WAIT_S, PATIENCE_S, READY, SCHEDULER, run
 from tests.keeper_svc.processes import KeeperProcess
 from tests.support.core import running_core
 from tests.support.eventually import eventually
-
-EXECUTOR, SCHEDULER = (workloads("base")[name] for name in ("baton-executor", "baton-scheduler"))
-COMMANDS = dict(exec_commands(EXECUTOR))
-READY, ALIVE, DRAIN = (COMMANDS[name] for name in ("readinessProbe", "livenessProbe", "preStop"))
-PATIENCE_S, MAX_WAIT_S = DRAIN[-2:]
 
 
 def local(command, health_file, **replaced):
     """A command of the container as it would be on this machine, with other files and limits."""
     words = {"python": sys.executable, options(EXECUTOR)["--health-file"]: str(health_file), **replaced}
     return [words.get(word, word.replace("/opt/baton", str(ROOT / "deploy"))) for word in command]
-
-
-def run(command):
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture

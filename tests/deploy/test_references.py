@@ -2,18 +2,12 @@
 
 import re
 import shlex
-from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from starlette.testclient import TestClient
 
-from scheduler_svc.frontend.api_keys import ApiKeys
-from scheduler_svc.frontend.http.api import ApiSettings, create_app
-from scheduler_svc.frontend.link.request_counts import RequestCounts
-from scheduler_svc.frontend_options import FrontendOptions
 from tests.deploy import commands
 from tests.deploy.kustomize import all_containers
 from tests.deploy.manifests import (
@@ -32,6 +26,7 @@ from tests.deploy.manifests import (
     urls,
     workloads,
 )
+from tests.deploy.probes import api
 
 WRITTEN = {"--journal", "--health-file"}  # options that name a file which the service writes
 READ = {"--curve-keys", "--api-keys", "--model"}  # and those that name what it reads
@@ -114,11 +109,7 @@ def test_executors_find_the_scheduler(overlay):
 
 @ON_OVERLAYS
 def test_what_probes_ask_is_there_and_needs_no_key(overlay):
-    link = SimpleNamespace(is_up=True, fleet=SimpleNamespace(num_ready=1, tasks=()), counts=RequestCounts())
-    model = SimpleNamespace(vocab_size=1, folder=Path(), eos_token_ids=(), chat_template=None)
-    app = TestClient(
-        create_app(link, model, ApiSettings(FrontendOptions(("model",), no_page=True), api_keys=ApiKeys(["secret"])))
-    )
+    app = api(num_ready=1)
     assert app.get("/status").status_code == 401
     probes = [probe for w in workloads(overlay).values() for name, probe in container(w).items() if "Probe" in name]
     assert not any("httpGet" in probe for probe in probes)  # it would take a 503 for a death

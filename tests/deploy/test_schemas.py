@@ -12,9 +12,8 @@ import yaml
 
 from tests.deploy import custom_resources
 from tests.deploy.kustomize import all_containers
-from tests.deploy.manifests import ALL, FOLDERS, KUBERNETES, ROOT, container, manifests, workloads
+from tests.deploy.manifests import ALL, FOLDERS, KUBERNETES, OLDEST, ROOT, container, manifests, workloads
 
-OLDEST = "1.28"
 VERSIONS = (OLDEST, kubernetes_validate.latest_version().rpartition(".")[0])
 SCHEDULER, EXECUTOR = ("StatefulSet", "baton-scheduler"), ("Deployment", "baton-executor")
 POD = "spec.template.spec"

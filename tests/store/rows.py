@@ -65,11 +65,11 @@ def start_batch(store, batch_id, total, owner="ann", **facts):
     batches.start(store, owner, batch_id, 2.0, total=total)
 
 
-def finalize(store, batch_id, owner="ann", now=3.0):
+def finalize(store, batch_id, owner="ann", now=3.0, **limits):
     """Finalize a batch to its end. Returns how many calls that took."""
     calls = 1
     while batch_results.finalize(
-        store, owner, batch_id, now, output_file_id=f"{batch_id}-out", error_file_id=f"{batch_id}-err"
+        store, owner, batch_id, now, output_file_id=f"{batch_id}-out", error_file_id=f"{batch_id}-err", **limits
     ):
         calls += 1
     return calls

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from common.paths import user_name
 from scheduler_svc.client.cli import main
 from scheduler_svc.server.store_folder import StoreFolder
-from scheduler_svc.store import backup, batch_results, batches, files, responses
+from scheduler_svc.store import batch_results, batches, files, responses
 from scheduler_svc.store.backup import back_up, restore
 from scheduler_svc.store.check import check
 from scheduler_svc.store.database import FILE_NAME, connect
@@ -196,13 +196,7 @@ def test_nothing_is_overwritten(filled, tmp_path, monkeypatch):
         done = run("backup", tmp_path / name, "--store", filled)
         assert (done.exit_code, "is not overwritten" in done.stderr) == (1, True)
     assert (tmp_path / "taken").read_text() == "mine"
-    check_it = backup._faults
-
-    def check_slowly(connection, version):
-        (tmp_path / "late").write_text("mine")
-        return check_it(connection, version)
-
-    monkeypatch.setattr(backup, "_faults", check_slowly)
+    monkeypatch.setattr(os, "fsync", lambda _: (tmp_path / "late").write_text("mine"))  # while the copy is made
     with pytest.raises(StoreError, match="is not overwritten"):
         back_up(filled, tmp_path / "late")
     assert (tmp_path / "late").read_text() == "mine"

@@ -80,8 +80,7 @@ def test_files_have_the_lines_in_order_and_only_those_that_are_needed(store):
     assert used_bytes(store, "ann") == 2 * RECORD_BYTES + output.num_bytes
 
 
-def test_no_file_is_seen_or_deleted_before_the_batch_has_ended(store, monkeypatch):
-    monkeypatch.setattr(batch_results, "FINALIZE_ROWS", 1)
+def test_no_file_is_seen_or_deleted_before_the_batch_has_ended(store):
     start_batch(store, "b", 4)
     add(store, result(0), result(1), result(2, is_error=True))
     batches.begin_finalizing(store, "ann", "b", 3.0, ends_as="completed")
@@ -92,18 +91,17 @@ def test_no_file_is_seen_or_deleted_before_the_batch_has_ended(store, monkeypatc
             with pytest.raises(NotFound):
                 function(store, "ann", "out", 3.0)
         assert batches.get(store, "ann", "b", 3.0).output_file_id is None
-        ids = {"output_file_id": "out", "error_file_id": "err"}
+        ids = {"output_file_id": "out", "error_file_id": "err", "max_rows": 1}
         is_more = batch_results.finalize(store, "ann", "b", 3.0, **ids)
     assert {one.file_id for one in files.list_files(store, "ann", 3.0)} == {"out", "err"}
 
 
-def test_a_cancelled_batch_keeps_what_it_has_until_its_files_are_begun(store, monkeypatch):
-    monkeypatch.setattr(batch_results, "FINALIZE_ROWS", 1)
+def test_a_cancelled_batch_keeps_what_it_has_until_its_files_are_begun(store):
     start_batch(store, "b", 4)
     add(store, result(0))
     batches.cancel(store, "ann", "b", 3.0)
     assert add(store, result(1)) == 1, "it was under way"
-    assert batch_results.finalize(store, "ann", "b", 3.0, output_file_id="out", error_file_id="err")
+    assert batch_results.finalize(store, "ann", "b", 3.0, output_file_id="out", error_file_id="err", max_rows=1)
     for line in (0, 2):
         with pytest.raises(Conflict, match="takes no results"):
             add(store, result(line))
@@ -113,12 +111,11 @@ def test_a_cancelled_batch_keeps_what_it_has_until_its_files_are_begun(store, mo
     assert content(store, "out") == b'{"line": 0}\n{"line": 1}\n'
 
 
-def test_one_call_takes_a_bounded_amount(store, monkeypatch):
-    monkeypatch.setattr(batch_results, "FINALIZE_BYTES", 3000)
+def test_one_call_takes_a_bounded_amount(store):
     start_batch(store, "b", 10)
     add(store, *(result(line, body=b"x" * 1000) for line in range(10)))
     batches.begin_finalizing(store, "ann", "b", 3.0, ends_as="completed")
-    assert finalize(store, "b") == 4
+    assert finalize(store, "b", max_bytes=3000) == 4
     assert content(store, "b-out") == (b"x" * 1000 + b"\n") * 10
 
 
@@ -132,9 +129,8 @@ def test_a_result_may_be_larger_than_a_chunk(store):
     assert part == b'xx\n{"line": 1}\n'
 
 
-def test_finalizing_that_is_cut_anywhere_goes_on_and_doubles_nothing(tmp_path, monkeypatch):
+def test_finalizing_that_is_cut_anywhere_goes_on_and_doubles_nothing(tmp_path):
     """Cut before each of its statements in turn, in a copy of the same store, and then called until it is done."""
-    monkeypatch.setattr(batch_results, "FINALIZE_ROWS", 2)
     with closing(connect(tmp_path / "origin")) as store:
         start_batch(store, "b", 6)
         add(store, *(result(line, is_error=line % 2 == 1) for line in (4, 0, 3, 1)))
@@ -146,12 +142,12 @@ def test_finalizing_that_is_cut_anywhere_goes_on_and_doubles_nothing(tmp_path, m
             left = [cuts]
             store.set_authorizer(lambda *_, left=left: permit(left))
             try:
-                calls = finalize(store, "b")
+                calls = finalize(store, "b", max_rows=2)
             except sqlite3.DatabaseError:
                 calls = 0
             store.set_authorizer(None)
             assert check.check(store) == []
-            finalize(store, "b")
+            finalize(store, "b", max_rows=2)
             assert content(store, "b-out") == b'{"line": 0}\n{"line": 4}\n'
             assert content(store, "b-err") == b'{"line": 1}\n{"line": 3}\n'
             assert used_bytes(store, "ann") == 3 * RECORD_BYTES + 4 * len(b'{"line": 0}\n')
@@ -169,12 +165,11 @@ def permit(left):
     return sqlite3.SQLITE_DENY if left[0] == 0 else sqlite3.SQLITE_OK
 
 
-def test_a_batch_that_expires_while_it_is_finalized_takes_its_unfinished_files_along(store, monkeypatch):
-    monkeypatch.setattr(batch_results, "FINALIZE_ROWS", 1)
+def test_a_batch_that_expires_while_it_is_finalized_takes_its_unfinished_files_along(store):
     start_batch(store, "b", 4)
     add(store, result(0), result(1))
     batches.begin_finalizing(store, "ann", "b", 3.0, ends_as="completed")
-    batch_results.finalize(store, "ann", "b", 3.0, output_file_id="out", error_file_id="err")
+    batch_results.finalize(store, "ann", "b", 3.0, output_file_id="out", error_file_id="err", max_rows=1)
     swept = sweep.sweep(store, 101.0)
     assert (swept.batches, swept.files, swept.is_more) == (1, 0, False)
     assert used_bytes(store, "ann") == 0

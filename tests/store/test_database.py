@@ -170,18 +170,17 @@ def test_threads_that_open_a_new_store_at_once_all_find_it_whole(tmp_path):
         assert check.check(store) == []
 
 
-def test_an_opening_waits_only_so_long_for_another(tmp_path, monkeypatch):
+def test_an_opening_waits_only_so_long_for_another(tmp_path):
     connect(tmp_path).close()
-    monkeypatch.setattr(database, "OPEN_TIMEOUT_S", 0.0)
     with (tmp_path / "store.db.lock").open("w") as lock:
         database.fcntl.flock(lock, database.fcntl.LOCK_EX)
         with pytest.raises(StoreBusy, match="another process has been opening it"):
-            connect(tmp_path)
+            connect(tmp_path, open_timeout_s=0.0)
 
 
-def test_a_writer_that_waits_too_long_is_told_that_it_is_busy(tmp_path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.0)
+def test_a_writer_that_waits_too_long_is_told_that_it_is_busy(tmp_path):
     with closing(connect(tmp_path)) as one, closing(connect(tmp_path)) as other, writing(one):
+        other.execute("PRAGMA busy_timeout = 0")
         assert responses.open_background(other, 1.0) == [], "readers do not wait"
         with pytest.raises(sqlite3.OperationalError) as caught:
             responses.add(other, response("r"))

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from scheduler_svc.store import database, responses, store_thread
+from scheduler_svc.store import database, responses
 from scheduler_svc.store.database import connect
 from scheduler_svc.store.errors import NotFound, StoreBusy, StoreClosed, StoreError
 from scheduler_svc.store.store_thread import StoreThread
@@ -146,15 +146,14 @@ def test_closing_does_what_waits_and_takes_no_more(tmp_path):
         assert responses.get_status(store, "ann", "r", 2.0) == "queued"
 
 
-def test_closing_gives_up_on_a_disk_that_does_not_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_thread, "CLOSE_TIMEOUT_S", 0.0)
+def test_closing_gives_up_on_a_disk_that_does_not_answer(tmp_path):
     thread = StoreThread(tmp_path)
 
     async def main():
         gate = Gate()
         task = asyncio.ensure_future(thread.run("ann", gate))
         await asyncio.to_thread(gate.runs.wait, 60)
-        assert not thread.close()
+        assert not thread.close(timeout_s=0.0)
         gate.opens.set()
         assert await task == "through"
 
@@ -162,11 +161,11 @@ def test_closing_gives_up_on_a_disk_that_does_not_answer(tmp_path, monkeypatch):
     assert eventually(thread.close)
 
 
-def test_a_store_that_others_keep_is_busy_and_nothing_was_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.0)
+def test_a_store_that_others_keep_is_busy_and_nothing_was_done(tmp_path):
     thread = StoreThread(tmp_path)
 
     async def main():
+        await thread.run("ann", lambda store: store.execute("PRAGMA busy_timeout = 0").fetchall())
         with closing(connect(tmp_path)) as other:
             with database.writing(other), pytest.raises(StoreBusy, match="SQLITE_BUSY"):
                 await thread.run("ann", responses.add, response("r"))

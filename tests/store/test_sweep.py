@@ -78,12 +78,11 @@ def test_who_deletes_has_no_more_room_until_it_is_swept_and_then_takes_the_same_
     assert not caught.value.is_passing
 
 
-def test_a_call_that_shrinks_is_bounded_too(store, monkeypatch):
-    monkeypatch.setattr(sweep, "SPARE_PAGES", 0)
+def test_a_call_that_shrinks_is_bounded_too(store):
     rows.add_file(store, "f", *[bytes(1 << 20)] * 3)
     files.delete(store, "ann", "f", 2.0)
     frees = []
-    while sweep.sweep(store, 2.0).is_more:
+    while sweep.sweep(store, 2.0, spare_pages=0).is_more:
         frees.append(store.execute("PRAGMA freelist_count").fetchone()[0])
     assert len(frees) >= 2
     assert all(before - after <= sweep.VACUUM_PAGES for before, after in itertools.pairwise(frees))
@@ -98,14 +97,13 @@ def test_empty_contents_count_as_rows(store):
     assert store.execute("SELECT count(*) FROM discarded_files").fetchone() == (0,)
 
 
-def test_the_space_is_given_back_but_for_some(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "SPARE_PAGES", 100)
+def test_the_space_is_given_back_but_for_some(store, tmp_path):
     path = tmp_path / "store" / FILE_NAME
     for number in range(50):
         responses.add(store, rows.response(f"r{number}", head=bytes(100_000)))
     store.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     full = path.stat().st_size
-    while sweep.sweep(store, 200.0, max_bytes=1 << 20).is_more:
+    while sweep.sweep(store, 200.0, max_bytes=1 << 20, spare_pages=100).is_more:
         pass
     assert store.execute("PRAGMA freelist_count").fetchone() == (100,)
     store.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -91,7 +91,7 @@ def answer_batch(
 def _told(tally: Tally, api: Api) -> Iterator[None]:
     """Show how far it is, what it waits for, and at the end how far it came."""
     try:
-        with ProgressReport(tally, api.generated), api.watching(tally.seen):
+        with ProgressReport(tally, api.clock, api.generated), api.watching(tally.seen):
             yield
     finally:
         say(f"{tally.done} of {tally.total} lines in {duration(tally.seconds)}, {tally.rates()}")

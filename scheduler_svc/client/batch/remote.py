@@ -4,7 +4,6 @@ While it runs, a note beside the output has its id (`note.py`), so that a second
 """
 
 import heapq
-import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 
@@ -106,7 +105,7 @@ class RemoteBatch:
         """The batch when it has ended."""
         num_looks = 0
         while batch["status"] not in ENDED:
-            time.sleep(min(FIRST_POLL_S * 2**num_looks, LAST_POLL_S))
+            self._api.clock.sleep(min(FIRST_POLL_S * 2**num_looks, LAST_POLL_S))
             num_looks = min(num_looks + 1, 8)
             batch = self._api.patiently(lambda: self._start.seen(batch["id"]))  # noqa: B023  # called at once
             counts = batch["request_counts"]

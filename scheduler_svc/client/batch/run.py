@@ -59,7 +59,7 @@ async def run_batch(
         socket_options=KEEPALIVE_OPTIONS,
     )
     async with httpx.AsyncClient(**client_settings(service), transport=transport) as client, _synced(output):
-        sender = BatchSender(client, model, retry, tally)
+        sender = BatchSender(client, model, retry, tally, service.clock)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(concurrency, tally.total)):

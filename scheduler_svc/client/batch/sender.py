@@ -14,6 +14,7 @@ import msgspec
 
 from scheduler_svc.client.batch.files import BatchError, BatchResponse, BatchResult
 from scheduler_svc.client.batch.input import BatchLine
+from scheduler_svc.client.clock import Clock
 from scheduler_svc.client.errors import (
     ConnectionBroke,
     RequestFailed,
@@ -64,13 +65,15 @@ class BatchSender:
         model: model of lines that name none.
         retry: when to try again.
         tally: counts retries.
+        clock: by which it waits between two tries.
     """
 
-    def __init__(self, client: httpx.AsyncClient, model: str, retry: RetryPolicy, tally: Tally) -> None:
+    def __init__(self, client: httpx.AsyncClient, model: str, retry: RetryPolicy, tally: Tally, clock: Clock) -> None:
         self._client = client
         self._model = model
         self._retry = retry
         self._tally = tally
+        self._clock = clock
 
     async def answer(self, line: BatchLine) -> BatchResult:
         """The result of one line, which may be an error.
@@ -101,7 +104,7 @@ class BatchSender:
                     return _answered(line, response)
                 retry_after = response.headers.get("retry-after")
             self._tally.retries += 1
-            await asyncio.sleep(self._retry.delay_s(attempt, retry_after))
+            await self._clock.pause(self._retry.delay_s(attempt, retry_after))
         raise AssertionError("the last try returns or raises")
 
     async def _try(self, line: BatchLine, body: Json, request: Resumption) -> httpx.Response:

@@ -103,7 +103,7 @@ def command(
         target.warm_up(api)
     raise_file_limit()
     tally = Tally(num_requests, "requests", is_live=True)
-    with connect(service) as api, ProgressReport(tally), api.watching(tally.seen):
+    with connect(service) as api, ProgressReport(tally, service.clock), api.watching(tally.seen):
         outcome = asyncio.run(run_load(requests, service, target, choices.concurrency, tally))
     report = make_report(outcome, target, goals)
     click.echo(msgspec.json.encode(report) if as_json else for_people(report))

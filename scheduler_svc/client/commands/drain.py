@@ -1,6 +1,5 @@
 """`baton drain`: let one executor leave."""
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -43,9 +42,9 @@ def command(*, executor: str, finish: bool, wait: bool, timeout_s: float, servic
         if not wait:
             click.echo(f"{name} is leaving{work}")
             return
-        started_s = time.monotonic()
+        started_s = api.clock.now_s()
         _wait_until_gone(api, before, epoch, name, timeout_s)
-        click.echo(f"{name} has left after {time.monotonic() - started_s:.1f} s{work}")
+        click.echo(f"{name} has left after {api.clock.now_s() - started_s:.1f} s{work}")
 
 
 def _wait_until_gone(api: "Api", before: "StatusReport", epoch: int, name: str, timeout_s: float) -> None:
@@ -59,20 +58,20 @@ def _wait_until_gone(api: "Api", before: "StatusReport", epoch: int, name: str, 
 
     roster = Roster(before)
     process = next((process for process in roster.processes if process.epoch == epoch), None)
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = api.clock.now_s() + timeout_s
     how_it_is = ""
-    while time.monotonic() < deadline_s:
+    while api.clock.now_s() < deadline_s:
         report = api.status_unless_away()
         if report is None:
             how_it_is = "the scheduler does not answer"
         else:
-            roster.see(report, time.monotonic())
+            roster.see(report, api.clock.now_s())
             status = next((status for status in report.executors if status.epoch == epoch), None)
             if status is not None:
                 how_it_is = f"it is {status.state} and runs {status.running} sequences"
             elif roster.num_restarts and process is not None and process.is_present:
                 raise RequestFailed(f"the scheduler was restarted, and {name} is back, with epoch {process.epoch}")
-            elif not roster.num_restarts or process is None or process.is_gone(time.monotonic()):
+            elif not roster.num_restarts or process is None or process.is_gone(api.clock.now_s()):
                 return
-        time.sleep(_POLL_INTERVAL_S)
+        api.clock.sleep(_POLL_INTERVAL_S)
     raise RequestFailed(f"{name} has not left within {timeout_s:g} s: {how_it_is}")

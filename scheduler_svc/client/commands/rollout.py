@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import time
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -96,7 +95,7 @@ def command(
         fingerprint=expect_fingerprint,
     )
     with connect(replace(service, timeout_s=STATUS_TIMEOUT_S)) as api:
-        rollout = Rollout(api.status_for_operator(), names, settings, time.monotonic())
+        rollout = Rollout(api.status_for_operator(), names, settings, service.clock.now_s())
         _check_targets(rollout, names)
         try:
             _run(api, rollout, launcher, finish=finish)
@@ -135,7 +134,7 @@ def _run(api: "Api", rollout: "Rollout", launcher: "Launcher | None", *, finish:
     """Read the status, decide and act, until the rollout is over."""
     while True:
         try:
-            for action in rollout.see(api.status_unless_away(), time.monotonic()):
+            for action in rollout.see(api.status_unless_away(), api.clock.now_s()):
                 _act(action, api, rollout, launcher, finish=finish)
         except (OSError, FleetMisconfigured) as error:
             rollout.stop(f"no successor can be started: {error}")
@@ -145,7 +144,7 @@ def _run(api: "Api", rollout: "Rollout", launcher: "Launcher | None", *, finish:
             rollout.stop(f"{end} before it had joined; its log is {launcher.log_path}")
         if rollout.is_done:
             return
-        time.sleep(_POLL_INTERVAL_S)
+        api.clock.sleep(_POLL_INTERVAL_S)
 
 
 def _act(action: "Action", api: "Api", rollout: "Rollout", launcher: "Launcher | None", *, finish: bool) -> None:

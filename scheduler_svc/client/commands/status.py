@@ -2,7 +2,6 @@
 
 import contextlib
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -65,7 +64,7 @@ def _watch_lines(api: "Api", interval_s: float, *, as_json: bool) -> None:
     """Print the status repeatedly."""
     while True:
         _show(api.status(), as_json=as_json, compact=True)
-        time.sleep(interval_s)
+        api.clock.sleep(interval_s)
 
 
 def _watch_live(api: "Api", interval_s: float) -> None:
@@ -76,7 +75,7 @@ def _watch_live(api: "Api", interval_s: float) -> None:
 
     with Live(status_view(api.status()), screen=True, auto_refresh=False) as live:
         while True:
-            time.sleep(interval_s)
+            api.clock.sleep(interval_s)
             try:
                 live.update(status_view(api.status()), refresh=True)
             except click.ClickException as error:

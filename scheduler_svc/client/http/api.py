@@ -2,7 +2,6 @@
 
 import contextlib
 import http
-import time
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar
@@ -54,13 +53,19 @@ class Api:
 
     A request that generates survives a broken connection, and a restart of the service if that is fast enough
     (`resume.py`). It does not wait for a service that was never reached.
+
+    Args:
+        transport: by which it reaches the service; None for connections of its own.
+
+    Attributes:
+        clock: by which whoever uses it waits between two looks.
     """
 
-    def __init__(self, service: ServiceAddress) -> None:
+    def __init__(self, service: ServiceAddress, transport: httpx.BaseTransport | None = None) -> None:
         self._url = service.url
-        self._http = httpx.Client(
-            **client_settings(service), transport=httpx.HTTPTransport(socket_options=KEEPALIVE_OPTIONS)
-        )
+        transport = transport or httpx.HTTPTransport(socket_options=KEEPALIVE_OPTIONS)
+        self._http = httpx.Client(**client_settings(service), transport=transport)
+        self.clock = service.clock
         self._reconnect_timeout_s = service.reconnect_timeout_s
         self._outage = OutageNotice(service.reconnect_timeout_s)
         self._was_there = False
@@ -209,7 +214,7 @@ class Api:
             self._was_there = self._was_there or not isinstance(error, ServiceUnreachable)
             return self._was_there and may_pass(error)
 
-        return repeated(call, is_waited_for, self._reconnect_timeout_s, self._outage)
+        return repeated(call, is_waited_for, self._reconnect_timeout_s, self._outage, self.clock)
 
     def complete(self, path: str, body: Json) -> Json:
         """The whole answer to a request that generates. It is read as a stream, as a stream can be resumed."""
@@ -247,7 +252,7 @@ class Api:
         Args:
             progress: gives another value when something has come.
         """
-        return ExecutorWatch(self._http, progress)
+        return ExecutorWatch(self._http, progress, self.clock)
 
     def _over_one_connection(self, source: EventSource) -> Generator[Json, None, None]:
         method, path, body, headers = source.next_request
@@ -284,9 +289,9 @@ class Api:
         if isinstance(error, ServiceUnreachable) and not self._was_there:
             raise error
         self._was_there = True  # all other errors mean that a service took the connection
-        delay_s = source.delay_after(error, time.monotonic())
+        delay_s = source.delay_after(error, self.clock.now_s())
         self._outage.away(how_it_is(error))
-        time.sleep(delay_s)
+        self.clock.sleep(delay_s)
 
     def _cancel(self, request: Resumption) -> None:
         """Try to cancel a request, so that it does not continue without a reader."""

@@ -72,9 +72,9 @@ class EventStreams:
                     await self._exchange(method, url, sent, request, take)
                     return
                 except (RequestFailed, ServiceUnreachable) as error:
-                    delay_s = request.delay_after(error, time.monotonic())
+                    delay_s = request.delay_after(error, self._service.clock.now_s())
                     self._outage.away(how_it_is(error))
-                await asyncio.sleep(delay_s)
+                await self._service.clock.pause(delay_s)
         except (asyncio.CancelledError, ServiceSilent):
             await self._cancel(request)
             raise

@@ -8,6 +8,7 @@ from typing import Self
 
 import httpx
 
+from scheduler_svc.client.clock import Clock
 from scheduler_svc.client.output import notice
 
 LOOK_INTERVAL_S = 2.0
@@ -20,11 +21,13 @@ class ExecutorWatch:
     Args:
         client: of the service; another thread sends with it, too.
         progress: gives another value when something has come.
+        clock: tells when to look.
     """
 
-    def __init__(self, client: httpx.Client, progress: Callable[[], object]) -> None:
+    def __init__(self, client: httpx.Client, progress: Callable[[], object], clock: Clock) -> None:
         self._client = client
         self._progress = progress
+        self._clock = clock
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
@@ -38,7 +41,7 @@ class ExecutorWatch:
 
     def _watch(self) -> None:
         seen = self._progress()
-        while not self._ended.wait(LOOK_INTERVAL_S):
+        while not self._clock.wait(self._ended, LOOK_INTERVAL_S):
             if (now := self._progress()) == seen and self._is_without_executor() and not self._ended.is_set():
                 notice("waiting: no executor is ready")
                 return

@@ -1,12 +1,12 @@
 """Repeats requests that may be sent twice, while the service is away or has too much to do."""
 
 import http
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import click
 
+from scheduler_svc.client.clock import Clock
 from scheduler_svc.client.errors import RequestFailed, ServiceSilent
 from scheduler_svc.client.http.patience import Patience
 from scheduler_svc.client.http.resume import NO_EXECUTOR, is_outage
@@ -22,6 +22,7 @@ def repeated(
     is_waited_for: Callable[[click.ClickException], bool],
     limit_s: float,
     outage: OutageNotice,
+    clock: Clock,
 ) -> Result:
     """What a call gives, once the service is there for it.
 
@@ -29,6 +30,7 @@ def repeated(
         is_waited_for: whether the call is repeated after an error.
         limit_s: seconds that an outage may last; 0 gives up at once.
         outage: is told of it.
+        clock: by which it waits.
 
     Raises:
         click.ClickException: the call's last error: one that is not waited for, or one that did not pass in time.
@@ -41,9 +43,9 @@ def repeated(
             if not is_waited_for(error):
                 raise
             at_least_s = error.retry_after_s if isinstance(error, RequestFailed) else 0.0
-            delay_s = patience.delay_after(error, time.monotonic(), at_least_s)
+            delay_s = patience.delay_after(error, clock.now_s(), at_least_s)
             outage.away(how_it_is(error))
-            time.sleep(delay_s)
+            clock.sleep(delay_s)
         else:
             outage.back()
             return result

@@ -3,9 +3,9 @@
 A process manager for one machine and one developer; in production compose, systemd or Kubernetes does this.
 """
 
-import time
 from collections.abc import Callable
 
+from scheduler_svc.client.clock import Clock
 from scheduler_svc.client.processes.child import ChildEnd
 from scheduler_svc.client.processes.local_fleet import KEEPER, LocalFleet
 
@@ -47,16 +47,18 @@ class Supervisor:
     Args:
         fleet: already started.
         say: takes one line for the operator.
+        clock: tells when a child is due.
     """
 
-    def __init__(self, fleet: LocalFleet, say: Callable[[str], None]) -> None:
+    def __init__(self, fleet: LocalFleet, say: Callable[[str], None], clock: Clock = Clock()) -> None:  # noqa: B008
+        self._clock = clock
         self._fleet = fleet
         self._say = say
         self._policy = RestartPolicy()
         self._restart_at_s: dict[str, float] = {}
         self._was_ready = False
         self._look_at_keeper_s = 0.0
-        self._keeper_seen_s = time.monotonic()
+        self._keeper_seen_s = clock.now_s()
 
     def poll(self) -> bool:
         """Start the children that are due. Returns whether the service has been ready at least once.
@@ -67,7 +69,7 @@ class Supervisor:
         """
         for end in self._fleet.poll():
             self._schedule(end)
-        now_s = time.monotonic()
+        now_s = self._clock.now_s()
         for name in [name for name, at_s in self._restart_at_s.items() if at_s <= now_s]:
             del self._restart_at_s[name]
             if name == KEEPER and self._fleet.keeper_listens():  # another one has come first
@@ -103,4 +105,4 @@ class Supervisor:
         if end.misconfigured or hopeless:
             raise self._fleet.failure(end)
         self._say(f"{end}; starting it again {'now' if delay_s == 0 else f'in {delay_s:g} s'}")
-        self._restart_at_s[end.name] = time.monotonic() + delay_s
+        self._restart_at_s[end.name] = self._clock.now_s() + delay_s

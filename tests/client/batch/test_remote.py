@@ -1,11 +1,11 @@
 """`baton batch` with a service that runs batches: stopped anywhere, and with files that change meanwhile."""
 
 import json
+import os
 import signal
 
 import pytest
 
-from scheduler_svc.client.batch.files import ResultFile
 from tests.client.fake_batches import FakeBatches, Made
 from tests.client.fake_server import MODEL, FakeServer
 from tests.support.eventually import eventually
@@ -24,12 +24,6 @@ def server(batches):
     fake.start()
     yield fake
     fake.stop()
-
-
-@pytest.fixture(autouse=True)
-def _short_delays(monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.001)
-    monkeypatch.setattr("scheduler_svc.client.batch.remote.FIRST_POLL_S", 0.001)
 
 
 @pytest.fixture
@@ -59,17 +53,23 @@ def answers(path):
 ALL_ANSWERS = [(custom_id, f"answer to {custom_id}") for custom_id in IDS]
 
 
+class Killed(BaseException):
+    """The end of a command that nothing in it takes notice of."""
+
+
 @pytest.fixture
-def stop_while_it_runs(start_baton, batches, files, note):
-    """Start the command, and kill it when the service has its batch."""
+def stop_while_it_runs(baton, clock, batches, files):
+    """Run the command, and end it when it waits for the service's batch."""
+
+    def kill(seconds):
+        raise Killed
 
     def stop(*options):
-        batches.is_held = True
-        process = start_baton("batch", *files, *options)
-        eventually(lambda: note.exists() and b'"batch_id":"batch_' in note.read_bytes())
-        process.kill()
-        process.wait()
+        batches.is_held, clock.sleep = True, kill
+        with pytest.raises(Killed):
+            baton("batch", *files, *options)
         batches.is_held = False
+        del clock.sleep
 
     return stop
 
@@ -145,7 +145,7 @@ def test_direct_does_not_compute_what_the_service_computes(baton, server, files,
 def test_stopped_before_the_answer_it_finds_its_batch(start_baton, baton, batches, files, note, number):
     batches.delay_s = 1.0
     for _ in range(3):  # those of others
-        batches._make({"input_file_id": "file-x"})
+        batches.make({"input_file_id": "file-x"})
     first = start_baton("batch", *files)
     eventually(lambda: len(batches.made) == 4)
     first.send_signal(number)
@@ -153,7 +153,7 @@ def test_stopped_before_the_answer_it_finds_its_batch(start_baton, baton, batche
     if number == signal.SIGINT:
         assert "batch_3 goes on" in first.stderr.read()
     for _ in range(3):
-        batches._make({"input_file_id": "file-y"})
+        batches.make({"input_file_id": "file-y"})
     done = baton("batch", *files)
     assert (done.exit_code, "going on with batch_3" in done.stderr) == (0, True)
     assert answers(files[1]) == ALL_ANSWERS
@@ -241,7 +241,7 @@ def test_a_cancelled_batch_is_forgotten_and_the_rest_sent(baton, batches, files,
 
 def test_results_that_are_gone_are_said_to_be(baton, batches, files, note, stop_while_it_runs):
     stop_while_it_runs()
-    batches._end(batches.made["batch_0"])
+    batches.end(batches.made["batch_0"])
     batches.files.clear()
     done = baton("batch", *files)
     assert done.exit_code == 1
@@ -281,12 +281,11 @@ def test_a_note_of_something_else_is_left_alone(baton, batches, files, note):
 
 def test_results_are_on_the_disk_before_the_service_forgets_them(baton, batches, files, monkeypatch):
     synced_at = []
-    sync = ResultFile.sync
 
-    def noted(output):
-        synced_at.append((len(files[1].read_text().splitlines()), len(batches.deleted)))
-        sync(output)
+    def noted(descriptor):
+        if os.path.samestat(os.fstat(descriptor), files[1].stat()):
+            synced_at.append((len(files[1].read_text().splitlines()), len(batches.deleted)))
 
-    monkeypatch.setattr(ResultFile, "sync", noted)
+    monkeypatch.setattr(os, "fsync", noted)
     assert baton("batch", *files).exit_code == 0
     assert synced_at[0] == (5, 0)

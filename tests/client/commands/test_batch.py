@@ -9,15 +9,9 @@ import subprocess
 import pytest
 from fastapi.responses import PlainTextResponse
 
-from scheduler_svc.client.batch.input import BatchInput
 from scheduler_svc.client.batch.sender import RetryPolicy
-from tests.client.fake_server import MODEL, Drop, Refuse
+from tests.client.fake_server import MODEL, NEVER, Drop, Refuse, Wait
 from tests.support.eventually import eventually
-
-
-@pytest.fixture(autouse=True)
-def _short_delays(monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.batch.sender._FIRST_DELAY_S", 0.001)
 
 
 @pytest.fixture
@@ -46,7 +40,7 @@ def test_every_line_gets_its_answer(baton, server, files):
     done = baton("batch", *files)
     assert done.exit_code == 0
     assert done.stdout == ""
-    assert done.stderr.startswith("10 of 10 lines in ")
+    assert done.stderr.splitlines()[-1].startswith("10 of 10 lines in ")
     answers = results(files[1])
     assert answers.keys() == {f"id{index}" for index in range(10)}
     assert answers["id0"]["response"]["status_code"] == 200
@@ -56,7 +50,7 @@ def test_every_line_gets_its_answer(baton, server, files):
 
 
 def test_concurrency_is_bounded(baton, server, files):
-    server.delay_s = 0.03
+    server.script.extend([Wait(lambda: server.open_most == 3)] * 3)
     assert baton("batch", *files, "--concurrency", 3).exit_code == 0
     assert server.open_most == 3
 
@@ -103,11 +97,11 @@ def test_an_answer_that_ends_in_an_error_has_it(baton, server, files):
 
 
 def test_silence_is_no_reason_to_compute_it_twice(baton, server, files):
-    server.delay_s = 0.5
-    server.resume_script.extend([None] * 20)
-    done = baton("batch", *files, "--timeout", 0.1, "--retries", 50)
+    server.script.append(NEVER)
+    done = baton("batch", *files, "--timeout", 2)
     assert done.exit_code == 0
-    assert "retries" in done.stderr
+    assert "1 retries" in done.stderr
+    assert (len(server.requests), len(server.resumed)) == (10, 1)
     assert all(line["error"] is None for line in results(files[1]).values())
 
 
@@ -164,13 +158,13 @@ def test_a_service_that_stays_away_ends_the_run_and_blames_no_line(baton, server
 
 
 def test_ordered_keeps_the_order(baton, server, files):
-    server.script.extend([Refuse(429, retry_after="0.3"), Refuse(429, retry_after="0.1")])
+    server.by_prompt["p0"] = Wait(lambda: len(server.requests) == 10)
     assert baton("batch", *files, "--ordered").exit_code == 0
     assert list(results(files[1])) == [f"id{index}" for index in range(10)]
 
 
 def test_without_ordered_lines_come_as_they_finish(baton, server, files):
-    server.script.append(Refuse(429, retry_after="0.3"))
+    server.by_prompt["p0"] = Wait(lambda: len(server.requests) == 10)
     assert baton("batch", *files, "--concurrency", 2).exit_code == 0
     assert list(results(files[1])) != [f"id{index}" for index in range(10)]
 
@@ -192,10 +186,10 @@ def test_input_that_can_be_read_once_is_refused(start_baton, server, files):
     assert (server.requests, files[1].exists()) == ([], False)
 
 
-def test_lines_that_are_not_there_any_more_are_a_failure(baton, files, monkeypatch):
-    """The input was written again after it was checked."""
-    read = BatchInput.__iter__
-    monkeypatch.setattr(BatchInput, "__iter__", lambda source: iter(list(read(source))[:4]))
+def test_lines_that_are_not_there_any_more_are_a_failure(baton, server, files):
+    """The input is written again after it was checked."""
+    first_lines = "".join(files[0].read_text().splitlines(keepends=True)[:4])
+    server.looked = lambda path: files[0].write_text(first_lines)
     done = baton("batch", *files)
     assert (done.exit_code, "4 of 10 lines" in done.stderr.splitlines()[-1]) == (1, True)
 
@@ -264,8 +258,7 @@ def test_output_must_not_be_the_input(baton, files):
     assert files[0].read_bytes() == before
 
 
-@pytest.mark.parametrize("ordered", [[], ["--ordered"]])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=str)
+@pytest.mark.parametrize(("number", "ordered"), [(signal.SIGKILL, ["--ordered"]), (signal.SIGINT, [])], ids=str)
 def test_a_run_that_was_stopped_goes_on(start_baton, baton, server, files, ordered, number):
     server.delay_s = 0.1
     first = start_baton("batch", *files, "--concurrency", 2, *ordered)
@@ -300,8 +293,7 @@ def test_ctrl_c_cancels_what_is_running(start_baton, server, files):
     assert server.known == {}
 
 
-def test_progress_without_a_terminal_is_sparse_lines(baton, server, files, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.progress.LINE_INTERVAL_S", 0.1)
+def test_progress_without_a_terminal_is_sparse_lines(baton, server, files):
     server.delay_s = 0.1
     done = baton("batch", *files, "--concurrency", 2)
     assert "of 10 lines, " in done.stderr

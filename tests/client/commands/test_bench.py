@@ -8,7 +8,7 @@ import pytest
 from fastapi.responses import PlainTextResponse
 
 from scheduler_svc.client.bench.workload import draw_requests
-from tests.client.fake_server import Drop, Refuse
+from tests.client.fake_server import NEVER, Drop, Refuse, Wait
 from tests.support.eventually import eventually
 
 WARM = PlainTextResponse('data: {"choices": []}\n\ndata: [DONE]\n\n')  # the warm-up's answer, at once
@@ -61,9 +61,11 @@ def test_text_report(baton):
 
 
 def test_concurrency_is_bounded(baton, server):
-    server.delay_s = 0.05
+    warm_up = None
+    server.script.extend([warm_up, *[Wait(lambda: server.open_most == 2)] * 2])
     assert baton("bench", *SMALL, "--concurrency", 2).exit_code == 0
     assert server.open_most == 2
+    server.script.extend([warm_up, *[Wait(lambda: server.open_most == 4)] * 4])
     assert baton("bench", *SMALL).exit_code == 0
     assert server.open_most == 4, "all at once by default"
 
@@ -80,8 +82,7 @@ def test_failures_are_counted_and_named(baton, server):
     assert any("broke" in message for message in report["errors"])
 
 
-def test_broken_streams_go_on_and_count_everything_once(baton, server, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.001)
+def test_broken_streams_go_on_and_count_everything_once(baton, server):
     warm_up = None
     server.script.extend(
         [warm_up, Drop(after_tokens=5, cut=True), Drop(after_tokens=90), Drop(), Drop(3, error_code="unavailable")]
@@ -110,8 +111,8 @@ def test_ctrl_c_cancels_what_is_running(start_baton, server):
 
 def test_silence_is_a_failure(baton, server):
     server.by_prompt["Benchmark: "] = WARM
-    server.token_delay_s = 5
-    result = baton("bench", *SMALL, "--timeout", 0.5, "--json")
+    server.script.extend([NEVER] * 4)
+    result = baton("bench", *SMALL, "--timeout", 2, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["errors"] == {"the service has sent nothing for too long; see --timeout": 4}
 
@@ -183,6 +184,7 @@ def test_an_open_load_waits_for_no_answer(baton, server, tmp_path):
     (tmp_path / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
     server.by_prompt["Benchmark: "] = WARM
     server.delay_s = 0.4
+    server.script.extend([Wait(lambda: server.open_most == 4)] * 4)
     trace = ["--trace", tmp_path / "trace.csv", "--trace-format", "azure"]
     result = baton("bench", *trace, "--speedup", 20, "--json")
     assert result.exit_code == 0, result.output

@@ -7,8 +7,7 @@ from tests.client.fleet_model import FleetModel
 
 
 @pytest.fixture(autouse=True)
-def fleet(server, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.commands.drain._POLL_INTERVAL_S", 0.001)
+def fleet(server):
     server.fleet = FleetModel(names=("a", "b"), leave_s=3.0, same_pid=True)
     return server.fleet
 
@@ -62,9 +61,9 @@ def test_a_key_that_may_not_even_look_is_told_of_the_right_one(baton, server, co
 
 def test_time_is_limited_and_it_says_how_things_are(baton, fleet):
     fleet.leave_s = 1e9
-    result = baton("drain", "b", "--finish", "--timeout", 0.1)
+    result = baton("drain", "b", "--finish", "--timeout", 30)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "has not left within 0.1 s: it is finishing and runs 0 sequences" in result.stderr
+    assert "has not left within 30 s: it is finishing and runs 0 sequences" in result.stderr
 
 
 def test_a_service_that_is_away_for_a_moment_is_waited_for(baton, server):
@@ -74,9 +73,8 @@ def test_a_service_that_is_away_for_a_moment_is_waited_for(baton, server):
 
 
 @pytest.mark.parametrize(("finish", "came_back"), [(False, False), (True, True)], ids=["left", "came back"])
-def test_a_scheduler_restart_does_not_pass_for_a_departure(baton, server, fleet, monkeypatch, finish, came_back):
+def test_a_scheduler_restart_does_not_pass_for_a_departure(baton, server, fleet, finish, came_back):
     """New epochs all round say nothing; an executor that was only finishing knows of nothing and comes back."""
-    monkeypatch.setattr("scheduler_svc.client.rollout.roster._REJOIN_S", 0.05)
     fleet.leave_s, fleet.restart_s = 100.0, None
     tick, looks = fleet.tick, iter(range(10_000))
 

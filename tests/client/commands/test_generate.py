@@ -177,8 +177,8 @@ def test_silence_is_a_failure(baton, server):
 
 
 def test_a_silent_stream_that_sends_comments_is_alive(baton, server):
-    server.token_delay_s, server.comment_interval_s = 0.5, 0.05
-    result = baton("generate", "x", "--timeout", 0.25, "--max-tokens", 1)
+    server.token_delay_s, server.comment_interval_s = 2.5, 0.1
+    result = baton("generate", "x", "--timeout", 2, "--max-tokens", 1)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "w0 \n", "")
 
 

@@ -5,10 +5,10 @@ import re
 import shlex
 import signal
 import sys
-from types import SimpleNamespace
 
 import pytest
 
+from tests.client.clocks import FleetClock
 from tests.client.fake_server import Refuse
 from tests.client.fleet_model import FleetModel
 from tests.support.eventually import eventually
@@ -16,10 +16,14 @@ from tests.support.processes import is_running
 
 
 @pytest.fixture(autouse=True)
-def fleet(server, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.commands.rollout._POLL_INTERVAL_S", 0.001)
+def fleet(server):
     server.fleet = FleetModel()
     return server.fleet
+
+
+@pytest.fixture
+def clock(fleet):
+    return FleetClock(fleet)
 
 
 def rows(stdout):
@@ -55,14 +59,6 @@ def test_a_build_is_expected_with_or_without_its_commit(baton, fleet, expected, 
     assert baton("rollout", "--expect-build", expected).exit_code == exit_code
 
 
-@pytest.fixture
-def fleet_time(fleet, monkeypatch):
-    """Let the command read the fleet's clock, so that a timeout is as many reports on a busy machine as elsewhere."""
-    clock = SimpleNamespace(monotonic=lambda: fleet.now, sleep=lambda _: None)
-    monkeypatch.setattr("scheduler_svc.client.commands.rollout.time", clock)
-
-
-@pytest.mark.usefixtures("fleet_time")
 def test_a_successor_that_does_not_come_is_a_clear_failure(baton, fleet):
     fleet.restart_s = None
     result = baton("rollout", "--timeout", 20)
@@ -79,8 +75,6 @@ def test_a_successor_that_does_not_come_is_a_clear_failure(baton, fleet):
     assert fleet.drained == [1]
 
 
-@pytest.mark.usefixtures("fleet_time")
-@pytest.mark.usefixtures("fleet_time")
 def test_what_was_replaced_is_shown_even_then(baton, fleet):
     drain = fleet.drain
 
@@ -174,7 +168,8 @@ def successor(fleet, tmp_path):
 
     fleet.tick = tick_and_join
     script = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); print('hello', flush=True); "
-    yield lambda then: shlex.join([sys.executable, "-c", script + then])
+    # The fleet's time does not wait for a process that starts.
+    yield lambda then: ("--replace-with", shlex.join([sys.executable, "-c", script + then]), "--timeout", 1e6)
     for pid in pids.read_text().split():
         if is_running(int(pid)):
             os.kill(int(pid), signal.SIGKILL)
@@ -182,7 +177,7 @@ def successor(fleet, tmp_path):
 
 def test_successors_are_started_first_and_outlive_the_command(baton, fleet, successor, tmp_path):
     logs = tmp_path / "new" / "logs"
-    result = baton("rollout", "--replace-with", successor("time.sleep(60)"), "--log-dir", logs)
+    result = baton("rollout", *successor("time.sleep(60)"), "--log-dir", logs)
     assert result.exit_code == 0, result.output
     assert [row["successor"] for row in rows(result.stdout)] == ["new"] * 3
     assert fleet.min_ready == 3
@@ -193,7 +188,7 @@ def test_successors_are_started_first_and_outlive_the_command(baton, fleet, succ
 
 
 def test_a_successor_that_ends_at_once_stops_it(baton, fleet, tmp_path):
-    result = baton("rollout", "--replace-with", f"{sys.executable} -c exit(7)", "--log-dir", tmp_path)
+    result = baton("rollout", "--replace-with", f"{sys.executable} -c exit(7)", "--timeout", 1e6, "--log-dir", tmp_path)
     assert result.exit_code == 1
     assert "Error: the successor exited with code 7 before it had joined; its log is " in result.stderr
     assert "stopped at:   a (not touched; a successor was started)" in result.stderr
@@ -201,8 +196,7 @@ def test_a_successor_that_ends_at_once_stops_it(baton, fleet, tmp_path):
 
 
 def test_a_successor_of_the_wrong_build_stops_it_before_anyone_leaves(baton, fleet, successor, tmp_path):
-    command = successor("time.sleep(60)")
-    result = baton("rollout", "--replace-with", command, "--log-dir", tmp_path, "--expect-build", "3")
+    result = baton("rollout", *successor("time.sleep(60)"), "--log-dir", tmp_path, "--expect-build", "3")
     assert result.exit_code == 1
     assert "has build 2, expected is 3" in result.stderr
     assert fleet.drained == []

@@ -384,12 +384,10 @@ def spoil_recommendation(folder):
         (spoil_recommendation, [], "generation_config.json recommends top_p 0: "),
         (remove_weights, [], "has neither model.safetensors nor model.safetensors.index.json"),
         (None, ["--pooling-model", "score=/nowhere"], "baton-scheduler: there is no folder /nowhere"),
-        (None, ["--max-model-len", "1000000"], "baton-executor: --max-model-len is 1000000, the model takes 2048"),
         (None, ["--kv-cache-memory", "1000000"], "baton-executor: the KV pool of "),
-        (None, ["--quantization", "int8", "--dtype", "float32"], "are for bfloat16, not float32; add --dtype bfloat16"),
         pytest.param(None, ["--gpus", "0"], "finds no GPU here among those of CUDA_VISIBLE_DEVICES=0", marks=no_gpu),
     ],
-    ids=["frontend", "executor", "scheduler", "length", "memory", "int8", "gpus"],
+    ids=["frontend", "executor", "scheduler", "memory", "gpus"],
 )
 def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reason):
     """Real services: whichever of them says it, the reason is in the last lines, and nothing is started again."""

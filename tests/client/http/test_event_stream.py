@@ -12,9 +12,8 @@ OURS, ANOTHER = "c2VydmljZS0x", "c2VydmljZS0y"
 
 
 @pytest.fixture(params=["the commands", "load generation"])
-def generate(request, server, baton, monkeypatch):
+def generate(request, server, baton, clock):
     """Generate eight tokens, and return how many events of the stream came."""
-    monkeypatch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.001)
 
     def by_command():
         result = baton("generate", "x", "--max-tokens", 8)
@@ -24,7 +23,7 @@ def generate(request, server, baton, monkeypatch):
     def by_stream():
         words = []
         body = {"model": MODEL, "prompt": "x", "max_tokens": 8, "stream": True}
-        streams = EventStreams(ServiceAddress(server.url))
+        streams = EventStreams(ServiceAddress(server.url, clock=clock))
         asyncio.run(streams.post("/v1/completions", body, words.append))
         return [word for word in words if b'"text"' in word and b"w" in word]
 

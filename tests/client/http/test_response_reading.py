@@ -1,7 +1,6 @@
 """The events of a response through connections that end anywhere: each once, in order, or a clear failure."""
 
 import json
-import ssl
 from collections.abc import Iterator
 
 import httpx
@@ -20,21 +19,13 @@ from scheduler_svc.client.http.api import Api
 from scheduler_svc.client.http.response_reading import ResponseReading
 from scheduler_svc.client.http.sse import DONE, Event
 from scheduler_svc.client.service_address import ServiceAddress
+from tests.client.clocks import HurriedClock
 from tests.support.effort import examples
 
 ID = "resp_" + "0" * 24
-TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 SESSION = {"x-session-token": "c2VydmljZS0x"}
 BROKE = ConnectionBroke("http://host", "reset")
 REFUSED = ServiceUnreachable("http://host", "refused")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_delays_and_no_sockets():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scheduler_svc.client.http.patience._FIRST_DELAY_S", 0.0)
-        patch.setattr("scheduler_svc.client.http.api.httpx.HTTPTransport", lambda **_: None)  # 20 ms each, for TLS
-        yield
 
 
 def event(number: int, num_events: int, **more) -> bytes:
@@ -60,7 +51,7 @@ class Cut(httpx.SyncByteStream):
             raise httpx.RemoteProtocolError("peer closed connection")
 
 
-class Service:
+class BackgroundService:
     """One response in the background, and what becomes of each connection to it.
 
     Args:
@@ -94,8 +85,8 @@ class Service:
 
     def read(self, limit_s: float = 60.0, **how) -> tuple[list[int], ResponseReading]:
         """The numbers of all events that a reader gets."""
-        api = Api(ServiceAddress("http://127.0.0.1:9", reconnect_timeout_s=limit_s))
-        api._http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(self.handle), verify=TLS)
+        address = ServiceAddress("http://127.0.0.1:9", reconnect_timeout_s=limit_s, clock=HurriedClock())
+        api = Api(address, httpx.MockTransport(self.handle))
         reading = ResponseReading(limit_s, **(how or {"response_id": ID}))
         return [event["sequence_number"] for event in api.events(reading)], reading
 
@@ -112,7 +103,7 @@ FAULTS = st.lists(st.sampled_from([502, 503, 504]) | st.tuples(st.floats(0, 1), 
     size=st.integers(1, 300),
 )
 def test_each_event_comes_once_wherever_connections_end(num_events, faults, after, over_after, size):
-    service = Service(num_events, faults, over_after=over_after, size=size)
+    service = BackgroundService(num_events, faults, over_after=over_after, size=size)
     numbers, reading = service.read(response_id=ID, after=after)
     assert numbers == list(range(after + 1, num_events))
     assert reading.last == {"id": ID, "status": "completed"}, "also if it has been read"
@@ -121,7 +112,7 @@ def test_each_event_comes_once_wherever_connections_end(num_events, faults, afte
 
 
 def test_a_response_in_the_background_is_made_once_and_read_on_where_it_was_made():
-    service = Service(6, [(0.5, True), 503, (0.5, True)])
+    service = BackgroundService(6, [(0.5, True), 503, (0.5, True)])
     numbers, _ = service.read(body={"input": "x", "background": True})
     assert numbers == list(range(6))
     assert [request.method for request in service.requests] == ["POST", "GET", "GET", "GET"]
@@ -134,21 +125,21 @@ def test_a_response_in_the_background_is_made_once_and_read_on_where_it_was_made
 @pytest.mark.parametrize(("background", "share"), [(False, 0.5), (True, 0.0), (True, 0.05)])
 def test_a_response_that_may_have_ended_is_not_made_again(background, share, breaks):
     """Without an id, or where it ends with its connection."""
-    service = Service(6, [(share, breaks)])
+    service = BackgroundService(6, [(share, breaks)])
     with pytest.raises(ConnectionBroke):
         service.read(body={"input": "x", "background": background})
     assert len(service.requests) == 1
 
 
 def test_a_refused_request_is_not_repeated():
-    service = Service(6, [503])
+    service = BackgroundService(6, [503])
     with pytest.raises(ServiceNotReady):
         service.read(body={"input": "x"})
     assert len(service.requests) == 1
 
 
 def test_zero_seconds_fail_at_the_first_break():
-    service = Service(6, [(0.5, True)])
+    service = BackgroundService(6, [(0.5, True)])
     with pytest.raises(ConnectionBroke):
         service.read(limit_s=0.0)
     assert len(service.requests) == 1

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.client.errors import FleetError
-from scheduler_svc.client.processes import supervisor as supervisor_module
 from scheduler_svc.client.processes.child import ChildEnd
 from scheduler_svc.client.processes.local_fleet import KEEPER, LocalFleet
 from scheduler_svc.client.processes.supervisor import RestartPolicy, Supervisor
+from tests.client.clocks import RacingClock
 from tests.client.fleets import fake_spec
 from tests.keeper_svc.processes import KeeperProcess
 from tests.support.eventually import eventually
@@ -37,7 +37,7 @@ def test_a_drained_child_is_replaced_at_once():
 def test_dead_children_come_back(tmp_path):
     lines = []
     with LocalFleet(fake_spec(), tmp_path) as fleet:
-        supervisor = Supervisor(fleet, lines.append)
+        supervisor = Supervisor(fleet, lines.append, RacingClock())
         eventually(supervisor.poll)
         old = fleet.pids
         for pid in old.values():
@@ -62,8 +62,8 @@ def test_a_misconfigured_executor_is_not_tried_again(tmp_path, code, has_files):
 
 def test_what_cannot_start_now_ends_a_fleet_that_was_never_ready(tmp_path):
     with LocalFleet(fake_spec(executor_options=("--exit", "75")), tmp_path) as fleet:
+        fleet.is_ready = lambda: False
         supervisor = Supervisor(fleet, pytest.fail)
-        supervisor._fleet.is_ready = lambda: False
         with pytest.raises(FleetError, match="no such thing") as caught:
             eventually(lambda: supervisor.poll() and False)
     assert caught.value.exit_code == 3
@@ -72,7 +72,7 @@ def test_what_cannot_start_now_ends_a_fleet_that_was_never_ready(tmp_path):
 def test_what_cannot_start_now_is_started_again_once_the_fleet_was_ready(tmp_path):
     lines = []
     with LocalFleet(fake_spec(executors=0), tmp_path) as fleet:
-        supervisor = Supervisor(fleet, lines.append)
+        supervisor = Supervisor(fleet, lines.append, RacingClock())
         eventually(supervisor.poll)
         fleet.spec = replace(fleet.spec, executor_options=("--exit", "75"))
         fleet.start_executor(0)
@@ -81,11 +81,10 @@ def test_what_cannot_start_now_is_started_again_once_the_fleet_was_ready(tmp_pat
     assert lines[1].startswith("executor-0 started again")
 
 
-def test_a_fleet_that_was_never_ready_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("scheduler_svc.client.processes.supervisor._FIRST_DELAY_S", 0.01)
+def test_a_fleet_that_was_never_ready_is_given_up(tmp_path):
     lines = []
     with LocalFleet(fake_spec(scheduler_options=("--exit", "1")), tmp_path) as fleet:
-        supervisor = Supervisor(fleet, lines.append)
+        supervisor = Supervisor(fleet, lines.append, RacingClock())
         with pytest.raises(FleetError, match="scheduler exited with code 1"):
             eventually(lambda: supervisor.poll() and False)
     assert len(lines) == 4, "two restarts, each announced and done"
@@ -102,21 +101,19 @@ def test_a_keeper_that_comes_first_is_used(tmp_path):
     tmp_path.chmod(0o700)
     first, lines = KeeperProcess(tmp_path), []
     with LocalFleet(replace(fake_spec(executors=0), keeper=first.path), tmp_path) as fleet:
-        supervisor = Supervisor(fleet, lines.append)
+        supervisor = Supervisor(fleet, lines.append, RacingClock())
         eventually(lambda: supervisor.poll() and KEEPER not in fleet.pids)
         assert lines == [f"another keeper has come first at {first.path}, and is used"]
     first.kill()
 
 
-def test_a_keeper_of_another_fleet_is_taken_over_when_it_ends(tmp_path, monkeypatch):
+def test_a_keeper_of_another_fleet_is_taken_over_when_it_ends(tmp_path):
     """The second `baton up` uses the first one's; without it, what its executors hold would end with them."""
-    monkeypatch.setattr(supervisor_module, "_KEEPER_AWAY_S", 0.1)
-    monkeypatch.setattr(supervisor_module, "_LOOK_AT_KEEPER_S", 0.05)
     tmp_path.chmod(0o700)
     first, lines = KeeperProcess(tmp_path), []
     spec = replace(fake_spec(executors=0), keeper=first.path, starts_keeper=False)
     with LocalFleet(spec, tmp_path) as fleet:
-        supervisor = Supervisor(fleet, lines.append)
+        supervisor = Supervisor(fleet, lines.append, RacingClock())
         eventually(supervisor.poll)
         assert KEEPER not in fleet.pids
         first.kill()
