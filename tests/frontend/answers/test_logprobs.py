@@ -120,7 +120,7 @@ def read_whole(context: AnswerContext, deltas: Iterable[m.TokenDelta]) -> tuple[
     async def run() -> list[WholeChoice]:
         for delta in deltas:
             queue.put(delta)
-        return await asyncio.wait_for(generation.whole(), 5)
+        return await asyncio.wait_for(generation.whole(), 60)
 
     choices = asyncio.run(run())
     answer = json.loads(to_json(format_of("id", context).whole(choices, generation.usage, generation.model)))
