@@ -65,7 +65,7 @@ class Client:
 
     async def status(self) -> int:
         """Read a whole answer with a content-length. Raises one of ABORTED if there is none."""
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
         self.fields = fields
         self.body = await self.reader.readexactly(int(fields.get(b"content-length", 0)))
@@ -74,7 +74,7 @@ class Client:
     async def is_closed(self) -> bool:
         """Whether the server closes the connection soon."""
         try:
-            return await asyncio.wait_for(self.reader.read(), 5) is not None
+            return await asyncio.wait_for(self.reader.read(), 60) is not None
         except ConnectionError:
             return True
 

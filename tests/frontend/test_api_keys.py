@@ -202,7 +202,7 @@ def test_who_comes_with_a_key_that_has_expired_is_told_so(guarded):
         return assert_openai_shape(http.get(f"{guarded.url}/v1/models", headers=headers), 401)["message"]
 
     for headers in (bearer(BOB), {"x-api-key": BOB}):
-        eventually(lambda sent=headers: "'bob' expired at 2026-01-01T00:00:00+00:00" in message(sent), 5)
+        eventually(lambda sent=headers: "'bob' expired at 2026-01-01T00:00:00+00:00" in message(sent))
     assert http.get(f"{guarded.url}/v1/models", headers=bearer(ALICE)).status_code == 200
 
 
@@ -440,10 +440,10 @@ def test_a_key_of_the_file_opens_and_one_that_is_added_does_so_later(guarded):
     assert http.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200
     assert_openai_shape(http.post(url, json=COMPLETION, headers=bearer(BOB)), 401)
     write(guarded.key_file, entry("bob", BOB))
-    eventually(lambda: http.post(url, json=COMPLETION, headers=bearer(BOB)).status_code == 200, 5)
+    eventually(lambda: http.post(url, json=COMPLETION, headers=bearer(BOB)).status_code == 200)
     assert_openai_shape(http.post(url, json=COMPLETION, headers=bearer(ALICE)), 401)
     write(guarded.key_file, entry("alice", ALICE))
-    eventually(lambda: http.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200, 5)
+    eventually(lambda: http.post(url, json=COMPLETION, headers=bearer(ALICE)).status_code == 200)
 
 
 def raw(frontend):

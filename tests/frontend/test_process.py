@@ -73,7 +73,7 @@ def test_what_operators_and_probes_see(own: Frontend):
     assert metrics.text == "baton_running 0\n"
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     own.core.fleet = type(own.core.fleet)(num_ready=0, fingerprint="", max_model_len=0)
-    eventually(lambda: http.get(f"{own.url}/ready").status_code == 503, 5)
+    eventually(lambda: http.get(f"{own.url}/ready").status_code == 503)
     assert http.get(f"{own.url}/health").status_code == 200
     answer = own.post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "x"}]})
     assert answer.status_code == 503  # it is not known yet how many tokens are left for the answer
@@ -117,8 +117,8 @@ def ask_in_threads(own: Frontend, *bodies: dict) -> tuple[list[threading.Thread]
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(bodies))]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(own.core.submits) == len(bodies), 5)
-    eventually(lambda: all(text for text, body in zip(texts, bodies, strict=True) if body.get("stream")), 5)
+    eventually(lambda: len(own.core.submits) == len(bodies))
+    eventually(lambda: all(text for text, body in zip(texts, bodies, strict=True) if body.get("stream")))
     return threads, texts, ends
 
 
@@ -148,7 +148,7 @@ def test_sigterm_lets_answers_end_within_the_grace_and_tells_the_others(own: Fro
     assert "error" not in texts[4]
     assert [type(end) for end in ends] == [type(None)] * 4 + [httpx.RemoteProtocolError]
     assert "id: " in texts[4], "it can be read on"
-    eventually(lambda: len(own.core.detaches) == 3, 5)  # their clients may go on elsewhere
+    eventually(lambda: len(own.core.detaches) == 3)  # their clients may go on elsewhere
     assert not own.core.cancels
     assert "ASGI" not in own.log
 
@@ -160,7 +160,7 @@ def test_a_stop_waits_for_no_answer_that_goes_on_after_it_or_cannot_end():
             threads, _, _ = ask_in_threads(own, body)
             if not is_served:
                 own.core.fleet = type(own.core.fleet)(num_ready=0, fingerprint="", max_model_len=0)
-                eventually(lambda own=own: http.get(f"{own.url}/ready").status_code == 503, 5)
+                eventually(lambda own=own: http.get(f"{own.url}/ready").status_code == 503)
             assert own.stop() == 0, "within the 15 s that it waits"
             threads[0].join()
 
@@ -189,7 +189,7 @@ def test_it_ends_when_the_core_stays_silent():
         answers: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: answers.append(frontend.post("/v1/completions", STREAM)))
         asking.start()
-        eventually(lambda: frontend.core.submits, 5)
+        eventually(lambda: frontend.core.submits)
         frontend.core.answers_hellos = False
         assert frontend.process.wait(10) == 1
         asking.join()
@@ -211,10 +211,10 @@ child.wait()
     parent = subprocess.Popen([sys.executable, "-c", parent_code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
     try:
-        eventually(lambda: core.num_hellos, 20)
+        eventually(lambda: core.num_hellos)
         parent.kill()
         parent.wait()
-        eventually(lambda: not is_running(pid), 5)
+        eventually(lambda: not is_running(pid))
     finally:
         parent.stdout.close()
         if is_running(pid):
@@ -227,14 +227,14 @@ def test_a_reader_that_stops_reading_is_dropped_and_a_slow_one_is_not():
         frontend.core.script = say([300] * 5000, pause_s=0.002)  # longer than the test looks
         stalled = open_stream(frontend, STREAM | {"n": 4})
         slow = open_stream(frontend, STREAM | {"n": 4})
-        eventually(lambda: len(frontend.core.submits) == 2, 5)
+        eventually(lambda: len(frontend.core.submits) == 2)
         first, second = (submit.request_id for submit in frontend.core.submits)
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline:
             assert slow.recv(4096)
             time.sleep(0.1)  # the pace of the slow reader
         assert frontend.log.count("reader dropped") == 1
-        eventually(lambda: frontend.core.cancels, 10)
+        eventually(lambda: frontend.core.cancels)
         assert len({cancel.request_id for cancel in frontend.core.cancels}) == 1
         assert frontend.core.cancels[0].request_id in (first, second)
         stalled.close()
@@ -247,8 +247,8 @@ def test_a_reader_that_is_dropped_twice_is_one_line():
     with running_frontend("--stall-timeout-s", "1") as frontend:
         frontend.core.script = say([300] * 100_000, per_step=1000)
         stalled = open_stream(frontend, STREAM | {"n": 4, "resumable": True, "request_id": "slow"})
-        eventually(lambda: frontend.core.detaches, 30)  # not cancelled: the client may come back
-        eventually(lambda: "reader dropped" in frontend.log, 30)
+        eventually(lambda: frontend.core.detaches)  # not cancelled: the client may come back
+        eventually(lambda: "reader dropped" in frontend.log)
         stalled.close()
         assert [event.id for event in events_of(events_after(frontend, "slow").content)][-1] == ""
         assert frontend.log.count("reader dropped") == 1
@@ -300,27 +300,6 @@ def test_a_request_outlives_its_core(own: Frontend):
     assert rest[-2:] == whole[-2:]
 
 
-def test_another_frontend_goes_on(tmp_path: Path):
-    with running_frontend(script=say(list(range(300, 340)), pause_s=0.02)) as first:
-        second = Frontend(first.core, tmp_path / "log")
-        try:
-            second.wait_until_ready()
-            body = STREAM | {"request_id": "wanders"}
-            with http.stream("POST", f"{first.url}/v1/completions", json=body) as answer:
-                events = events_in(answer)
-                begun = [next(events)]
-                whole = events_of(events_after(second, "wanders").content)
-                *more, error = events
-            begun += more
-            assert error.data["error"]["code"] == "taken_over"
-            assert text_of(whole).startswith(text_of(begun))
-            assert whole[-1].data == "[DONE]"
-            assert not first.core.cancels
-            assert not first.core.detaches
-        finally:
-            second.stop()
-
-
 @pytest.fixture
 def unanswered(tmp_path: Path) -> Iterator[Frontend]:
     """A frontend whose hellos the core has not answered yet."""
@@ -337,14 +316,14 @@ def test_nobody_is_refused_before_the_core_has_answered(unanswered: Frontend):
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
     with ThreadPoolExecutor() as clients:
         chat = clients.submit(unanswered.post, "/v1/chat/completions", body)
-        eventually(lambda: unanswered.core.num_hellos >= 2, 20)
+        eventually(lambda: unanswered.core.num_hellos >= 2)
         unanswered.core.answers_hellos = True
         assert chat.result().status_code == 200
     assert unanswered.stop() == 0
 
 
 def test_it_can_be_stopped_before_the_core_has_answered(unanswered: Frontend):
-    eventually(lambda: unanswered.core.num_hellos >= 2, 20)
+    eventually(lambda: unanswered.core.num_hellos >= 2)
     assert unanswered.stop() == 0
 
 
@@ -357,7 +336,7 @@ def test_several_frontends_share_a_socket(tmp_path: Path):
             for _ in range(2)
         ]
         try:
-            eventually(lambda: core.num_hellos >= 4, 20)
+            eventually(lambda: core.num_hellos >= 4)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
             frontends[0].terminate()
             assert frontends[0].wait(10) == 0

@@ -157,7 +157,7 @@ class ResumableRequest:
             if turn % len(sizes) == 0:  # else what comes next is in the same batch
                 for _ in range(5):
                     await asyncio.sleep(0)
-        await asyncio.wait_for(serving, 5)
+        await asyncio.wait_for(serving, 60)
         for event in events[:num_events]:
             seen.take(event)
 

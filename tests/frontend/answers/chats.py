@@ -13,14 +13,14 @@ from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
 from scheduler_svc.frontend.parsing.message import MessageRules
+from tests.frontend.answers import contexts
 from tests.frontend.answers.texts import BOTH
 from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.fake_core import int32, logprob_columns
 
 
 def context_of(rules: MessageRules = BOTH, **more: object) -> AnswerContext:
-    asked = {"n": 1, "stop": (), "include_usage": True, "is_resumable": True, "message": rules} | more
-    return AnswerContext(kind="chat", created=1, model="m", num_prompts=1, **asked)
+    return contexts.context_of("chat", message=rules, **more)
 
 
 def generation_of(

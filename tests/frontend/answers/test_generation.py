@@ -6,11 +6,11 @@ import pytest
 
 from common import messages as m
 from common.errors import RequestRejected
-from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.choice import Piece
 from scheduler_svc.frontend.answers.event_ids import Position
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
+from tests.frontend.answers import contexts
 from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.fake_core import int32
 from tests.support.instructions import instructions_of
@@ -22,16 +22,7 @@ class Desk:
     """A generation and its queue."""
 
     def __init__(self, *, n: int = 1, stop: tuple[str, ...] = (), after: str = "", **limits: int) -> None:
-        context = AnswerContext(
-            kind="completion",
-            created=1,
-            model="m",
-            num_prompts=1,
-            n=n,
-            stop=stop,
-            include_usage=True,
-            is_resumable=True,
-        )
+        context = contexts.context_of("completion", n=n, stop=stop)
         self.told: list[m.Cancel | m.Detach] = []
         self.queue = DeltaQueue(self.told.append, lambda _: None, is_streamed=True, is_resumable=True)
         self.queue.add("r", 0, n)

@@ -23,6 +23,7 @@ from scheduler_svc.frontend.answers.formats import format_of
 from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation, WholeChoice
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
+from tests.frontend.answers import contexts
 from tests.support.demo_tokenizer import EOS, TOKENIZER, ids
 from tests.support.effort import examples
 from tests.support.fake_core import VOCAB_SIZE, int32
@@ -73,8 +74,7 @@ def stories(draw: st.DrawFn, count: int) -> Story:
 
 
 def context_of(kind: Literal["chat", "completion"] = "chat", count: int = 3, **more: object) -> AnswerContext:
-    facts = {"kind": kind, "created": 1, "model": "m", "num_prompts": 1, "n": 1, "stop": (), "include_usage": True}
-    return AnswerContext(**facts | {"is_resumable": True, "logprobs": count} | more)
+    return contexts.context_of(kind, logprobs=count, **more)
 
 
 CONTEXTS = st.builds(
@@ -120,7 +120,7 @@ def read_whole(context: AnswerContext, deltas: Iterable[m.TokenDelta]) -> tuple[
     async def run() -> list[WholeChoice]:
         for delta in deltas:
             queue.put(delta)
-        return await asyncio.wait_for(generation.whole(), 5)
+        return await asyncio.wait_for(generation.whole(), 60)
 
     choices = asyncio.run(run())
     answer = json.loads(to_json(format_of("id", context).whole(choices, generation.usage, generation.model)))

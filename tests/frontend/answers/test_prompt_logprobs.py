@@ -22,6 +22,7 @@ from scheduler_svc.frontend.answers.generation import AnswerSpec, Generation
 from scheduler_svc.frontend.answers.openai_objects import to_json
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
 from scheduler_svc.frontend.link.delta_queue import DeltaQueue
+from tests.frontend.answers import contexts
 from tests.frontend.sse import events_after, events_of, text_of
 from tests.support.demo_tokenizer import EOS, TOKENIZER, decoded, ids
 from tests.support.effort import examples
@@ -216,8 +217,7 @@ def test_a_stream_that_breaks_off_has_its_prompts_once(frontend: Frontend, core:
 
 
 def context_of(**more: object) -> AnswerContext:
-    facts = {"kind": "completion", "created": 1, "model": "m", "num_prompts": 1, "n": 1, "stop": ()}
-    return AnswerContext(**facts | {"include_usage": True, "is_resumable": False} | more)
+    return contexts.context_of("completion", **more)
 
 
 def asking(

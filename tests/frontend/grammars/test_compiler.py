@@ -188,7 +188,7 @@ def test_its_processes_end_with_a_frontend(number: signal.Signals):
         template, checker = sorted(children_of(frontend.process.pid))
         os.kill(frontend.process.pid, number)
         frontend.process.wait(20)
-        eventually(lambda: not is_running(checker) and not is_running(template), 20)
+        eventually(lambda: not is_running(checker) and not is_running(template))
 
 
 @in_event_loop

@@ -49,7 +49,7 @@ class Sender:
             if message["type"] == "http.response.start":
                 self.status, self.headers = message["status"], dict(message["headers"])
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self._app(self.scope, self._parts.get, sent)
 
 

@@ -105,7 +105,7 @@ def test_more_sequences_than_may_wait(frontend: Frontend, core: FakeCore):
     core.fleet = msgspec.structs.replace(fleet, max_waiting=5)
     try:
         body = COMPLETION | {"prompt": ["x"] * 2, "n": 3}
-        eventually(lambda: post(frontend, "/v1/completions", body, BOB).status_code == 400, 10)
+        eventually(lambda: post(frontend, "/v1/completions", body, BOB).status_code == 400)
         seen = len(core.submits)
         for path, asked, number in (
             ("/v1/completions", body, 6),
@@ -117,7 +117,7 @@ def test_more_sequences_than_may_wait(frontend: Frontend, core: FakeCore):
         assert len(core.submits) == seen
     finally:
         core.fleet = fleet
-        eventually(lambda: post(frontend, "/v1/completions", body, BOB).status_code == 200, 10)
+        eventually(lambda: post(frontend, "/v1/completions", body, BOB).status_code == 200)
     assert post(frontend, "/v1/completions", COMPLETION | {"n": 2}, BOB).status_code == 200
 
 

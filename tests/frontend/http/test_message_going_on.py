@@ -7,10 +7,10 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.messages_api.events import MessageEvents
 from scheduler_svc.frontend.errors import ApiError
 from scheduler_svc.frontend.parsing.message import MessageRules
+from tests.frontend.answers import contexts
 from tests.frontend.answers.message_events import Seen, object_in, service, whole
 from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.effort import examples
@@ -35,19 +35,8 @@ RULES = st.builds(
 def test_a_stream_that_breaks_anywhere(
     text: str, stop: list[str], rules: MessageRules, hides_thought: bool, fills_window: bool, data: st.DataObject
 ):
-    context = AnswerContext(
-        kind="message",
-        created=1,
-        model="m",
-        num_prompts=1,
-        n=1,
-        stop=tuple(stop),
-        include_usage=True,
-        is_resumable=True,
-        message=rules,
-        hides_thought=hides_thought,
-        fills_window=fills_window,
-    )
+    asked = {"message": rules, "hides_thought": hides_thought, "fills_window": fills_window}
+    context = contexts.context_of("message", stop=tuple(stop), **asked)
     tokens = TOKENIZER.encode([text], add_special_tokens=False)[0]
     reason = data.draw(st.sampled_from(["stop", "length"]))
     undisturbed = Seen()
@@ -71,16 +60,7 @@ def test_a_stream_that_breaks_anywhere(
 
 
 def test_a_failure_has_no_number_and_is_told_wherever_it_comes():
-    context = AnswerContext(
-        kind="message",
-        created=1,
-        model="m",
-        num_prompts=1,
-        n=1,
-        stop=(),
-        include_usage=True,
-        is_resumable=True,
-    )
+    context = contexts.context_of("message")
     for after in (-1, 0, 1000):
         events = MessageEvents("id", context, 5, has_ids=True, after=after)
         told = events.failed(ApiError(503, "lost \ud800", code="capacity_lost", retry=True)).decode()

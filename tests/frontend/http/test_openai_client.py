@@ -1,7 +1,6 @@
 """The published openai client, unchanged, against every endpoint."""
 
 import json
-import time
 from typing import Literal
 
 import openai
@@ -152,7 +151,7 @@ def test_stop_strings(client: openai.OpenAI, core: FakeCore, stream: bool):
     parts = list(answer) if stream else [answer]
     assert "".join(part.choices[0].text for part in parts) == STORY[: STORY.index("the mo")]
     assert parts[-1].choices[0].finish_reason == "stop"
-    eventually(lambda: core.cancels, 1.0)  # the rest of the story need not be computed
+    eventually(lambda: core.cancels)  # the rest of the story need not be computed
     assert (core.cancels[0].request_id, core.cancels[0].index) == (core.submits[0].request_id, 0)
 
 
@@ -168,6 +167,7 @@ def test_stop_string_of_one_choice_leaves_the_others(client: openai.OpenAI, core
     answer = client.completions.create(model=MODEL, prompt="x", n=2, max_tokens=50, stop=[" two three"])
     assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
     assert answer.choices[0].text == "one"
+    eventually(lambda: core.cancels)
     assert [cancel.index for cancel in core.cancels] == [0]
 
 
@@ -214,9 +214,9 @@ def test_tools_reach_the_template_unless_forbidden(client: openai.OpenAI, core: 
 
 @pytest.mark.parametrize("when", ["before the first token", "in the stream", "without a stream"])
 def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: FakeCore, when: str):
-    wait_s = 0.02 if when == "in the stream" else 30.0
+    wait_s = 120.0  # until the core says something again
     if when == "in the stream":
-        core.script = say([11] * 1000, pause_s=wait_s)
+        core.script = say([11] * 1000, pause_s=0.02)
         with frontend.client() as client:
             stream = client.completions.create(model=MODEL, prompt="x", max_tokens=1000, stream=True)
             next(iter(stream))
@@ -225,9 +225,7 @@ def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: Fake
         core.script = lambda submit: iter([wait_s])
         with frontend.client().with_options(timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
             client.completions.create(model=MODEL, prompt="x", stream=when == "before the first token")
-    left = time.monotonic()
-    eventually(lambda: core.cancels, 1.0)
-    assert time.monotonic() - left < 1.0
+    eventually(lambda: core.cancels, wait_s / 2)
     assert core.cancels[0].request_id == core.submits[0].request_id
 
 

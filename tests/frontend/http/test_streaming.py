@@ -7,7 +7,7 @@ from typing import Literal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.answers.answer_context import AnswerContext
+from tests.frontend.answers import contexts
 from tests.frontend.answers.broken_streams import ResumableRequest, Seen, Sequence
 from tests.support.demo_tokenizer import EOS, TOKENIZER
 from tests.support.effort import examples
@@ -40,18 +40,8 @@ def test_a_stream_that_breaks_anywhere(
     echo: bool,
     data: st.DataObject,
 ):
-    context = AnswerContext(
-        kind=kind,
-        created=1,
-        model="m",
-        num_prompts=num_prompts,
-        n=n,
-        stop=tuple(stop),
-        include_usage=include_usage,
-        is_resumable=True,
-        logprobs=num_logprobs,
-        echo=echo and kind == "completion",
-    )
+    asked = {"num_prompts": num_prompts, "n": n, "include_usage": include_usage, "logprobs": num_logprobs}
+    context = contexts.context_of(kind, stop=tuple(stop), echo=echo and kind == "completion", **asked)
     prompts = [data.draw(TEXTS.filter(bool)) for _ in range(num_prompts)]
     tokens = [data.draw(TEXTS) for _ in range(num_prompts * n)]
     reasons = [data.draw(st.sampled_from(["stop", "length"])) for _ in tokens]

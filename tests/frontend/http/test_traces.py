@@ -71,7 +71,7 @@ def test_endpoints_are_counted_by_their_routes(frontend: Frontend, core: FakeCor
 
 def test_counts_come_with_the_hellos(frontend: Frontend, core: FakeCore):
     http.get(f"{frontend.url}/nowhere")
-    eventually(lambda: counts(core)[1] == {"unknown_url": 1}, 10)
+    eventually(lambda: counts(core)[1] == {"unknown_url": 1})
 
 
 def test_what_the_core_refuses_is_logged_here_and_counted_there(frontend: Frontend, core: FakeCore):

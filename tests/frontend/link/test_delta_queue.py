@@ -211,6 +211,6 @@ def test_a_request_is_accepted_when_all_of_its_prompts_are():
             await asyncio.sleep(0)
             assert not accepted.done()
         reader.queue.accept("r2")
-        await asyncio.wait_for(accepted, 1)
+        await asyncio.wait_for(accepted, 60)
 
     asyncio.run(scenario())

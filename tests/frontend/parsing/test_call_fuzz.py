@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from common import messages as m
-from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.parsing.message import MessageParser, MessageRules
-from tests.frontend.answers import chats
+from tests.frontend.answers import chats, contexts
 from tests.frontend.answers import message_events as anthropic
 from tests.frontend.answers.responses import told as responses
 from tests.frontend.messages import is_object, joined, parsed, rules_of
@@ -220,8 +219,7 @@ def check_chats(rules: MessageRules, text: str, tokens: list[int], sizes: list[i
 
 
 def check_messages(rules: MessageRules, text: str, tokens: list[int], sizes: list[int], reason: m.FinishReason) -> None:
-    facts = {"created": 1, "model": "m", "num_prompts": 1, "n": 1, "stop": (), "include_usage": True}
-    context = AnswerContext(kind="message", message=rules, is_resumable=True, **facts)
+    context = contexts.context_of("message", message=rules)
     seen = anthropic.Seen()
     asyncio.run(anthropic.service(context, tokens, reason).read(seen, sizes, 10**9))
     message, streamed = asyncio.run(anthropic.whole(context, tokens, reason)), seen.message()

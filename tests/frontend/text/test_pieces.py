@@ -20,7 +20,6 @@ from common.errors import CheckpointError
 from common.gguf_tokenizer import tokenizer_json
 from common.grammars import read_grammar_tokenizer
 from common.tokenizer_file import SPACE
-from scheduler_svc.frontend.answers.answer_context import AnswerContext
 from scheduler_svc.frontend.answers.prompt_part import prompts_of
 from scheduler_svc.frontend.grammars.checker import check
 from scheduler_svc.frontend.grammars.checker_process import CheckerProcess
@@ -30,6 +29,7 @@ from scheduler_svc.frontend.text.detokenizer import Detokenizer, token_byte_tabl
 from scheduler_svc.frontend.text.sequence_text import SequenceText, TextRules
 from scheduler_svc.frontend.text.stop_strings import StopStrings
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests.frontend.answers import contexts
 from tests.support import llama_cpp
 from tests.support.effort import examples
 
@@ -269,8 +269,7 @@ def test_what_the_library_cannot_use_is_the_files_fault(folders: dict[str, Path]
 
 
 def echoed(tokenizer: Tokenizer, ids: list[int]) -> str:
-    facts = {"kind": "completion", "created": 1, "model": "m", "num_prompts": 1, "n": 1, "stop": (), "echo": True}
-    context = AnswerContext(**facts, include_usage=True, is_resumable=False)
+    context = contexts.context_of("completion", echo=True)
     [prompt] = asyncio.run(prompts_of(context, [np.array(ids, "<i4").tobytes()], tokenizer))
     return prompt.text
 

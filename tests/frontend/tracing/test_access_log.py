@@ -264,7 +264,7 @@ def test_a_frontend_that_the_core_leaves_writes_them_too(own):
     own.core.script = silence
     connection = own.begin("/v1/chat/completions", CHAT | {"stream": True}, **{"x-request-id": "lost"})
     own.core.close()
-    eventually(lambda: [line for line in Lines(own).all() if line.get("request") == "lost"], 20)
+    eventually(lambda: [line for line in Lines(own).all() if line.get("request") == "lost"])
     connection.close()
     [line] = [line for line in Lines(own).all() if line.get("request") == "lost"]
     assert (line["error"], line.get("executors")) == ("unavailable", None)

@@ -17,6 +17,7 @@ from scheduler_svc.frontend.background.token_log import TokenLog
 from scheduler_svc.frontend.parsing.message import MessageRules
 from scheduler_svc.frontend.requests.responses.head import head_json
 from scheduler_svc.frontend.requests.responses.schemas import ResponseRequest
+from tests.frontend.answers import contexts
 from tests.frontend.answers.texts import BOTH
 from tests.support.demo_tokenizer import TOKENIZER
 from tests.support.fake_core import int32, logprob_columns
@@ -38,8 +39,7 @@ def spec_of(
 
 
 def context_of(rules: MessageRules = BOTH, logprobs: int = 0, stop: tuple[str, ...] = ()) -> AnswerContext:
-    facts = {"created": 1, "model": "m", "num_prompts": 1, "n": 1, "include_usage": True, "is_resumable": True}
-    return AnswerContext(kind="response", message=rules, logprobs=logprobs, stop=stop, **facts)
+    return contexts.context_of("response", message=rules, logprobs=logprobs, stop=stop)
 
 
 def deltas_of(
