@@ -8,7 +8,7 @@ import pytest
 from scheduler_svc.server.kv_events import TELL_ANEW_EVERY_S, TellingLimits
 from tests.support.kv_turning import SlowRouter, Turning
 
-LIMIT = 2**20
+LIMIT = 2**19
 READ_BYTES = 2**15  # a turn: a fifth of a part
 BLOCK_SIZE = 64
 NUM_BLOCKS = 5 * LIMIT // (5 * BLOCK_SIZE)  # a token of five bytes: five times the limit
