@@ -41,6 +41,8 @@ main(["up", *sys.argv[1:]], obj=FakeServices())
 """
 
 
+UP = [sys.executable, "-m", "scheduler_svc.client.cli", "up"]
+ALONE = ["--no-keep", "--no-journal", "--no-store"]
 no_gpu = pytest.mark.skipif(any(Path("/dev").glob("nvidia*")), reason="needs a machine without a GPU")
 
 
@@ -366,20 +368,9 @@ def test_a_second_ctrl_c_kills(start_up):
     ("redirection", "shown"), [("2>&-", ""), ("2>&- >&-", ""), ("<&-", "there is no folder /nowhere")]
 )
 def test_it_needs_no_streams(redirection, shown):
-    command = [
-        sys.executable,
-        "-m",
-        "scheduler_svc.client.cli",
-        "up",
-        *ports(),
-        "--model",
-        "/nowhere",
-        "--executors",
-        "0",
-    ]
-    ended = subprocess.run(
-        ["sh", "-c", f'exec "$@" {redirection}', "sh", *command], capture_output=True, text=True, check=False
-    )
+    command = [*UP, *ports(), "--model", "/nowhere", "--executors", "0"]
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh"]
+    ended = subprocess.run([*shell, *command], capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
     assert shown in ended.stderr
 
@@ -409,8 +400,7 @@ def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reas
     model = shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model")
     if spoil is not None:
         spoil(model)
-    command = [sys.executable, "-m", "scheduler_svc.client.cli", "up", *ports(), "--model", str(model), "--no-keep"]
-    command += ["--no-journal", "--no-store", *options]
+    command = [*UP, *ports(), "--model", str(model), *ALONE, *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
     assert reason in ended.stderr.rpartition("Error: ")[2], ended.stderr
@@ -420,16 +410,7 @@ def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reas
 @needs_torch
 def test_an_error_that_click_writes_in_a_child_names_the_command(tmp_path):
     """Only what the parent cannot check gets there: here a variable of the environment."""
-    command = [
-        sys.executable,
-        "-m",
-        "scheduler_svc.client.cli",
-        "up",
-        *ports(),
-        "--no-keep",
-        "--no-journal",
-        "--no-store",
-    ]
+    command = [*UP, *ports(), *ALONE]
     environment = os.environ | {"BATON_NODE": "x" * 1000}
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 2, ended.stderr
