@@ -89,19 +89,12 @@ class Gguf(msgspec.Struct, frozen=True):
     header_bytes: dict[Path, int]
 
 
-def read_gguf(
-    path: Path,
-    *,
-    all_shards: bool = True,
-    max_header_bytes: int = MAX_HEADER_BYTES,
-    max_tensors: int = MAX_TENSORS,
-) -> Gguf:
+def read_gguf(path: Path, *, all_shards: bool = True) -> Gguf:
     """Read what is written in a GGUF file before its tensors' data.
 
     Args:
         path: the file; of a model in several, the first one, whose name ends with `-00001-of-0000N.gguf`.
         all_shards: whether it is an error if one of the others is not there; it is left out otherwise.
-        max_header_bytes, max_tensors: of all shards together.
 
     Raises:
         CheckpointError: a file is not there, is no GGUF file of version 2 or 3 in little endian, is truncated, has more
@@ -109,7 +102,7 @@ def read_gguf(
     """
     check_first_shard(path)
     shard = ShardName.of(path)
-    first = _read_file(path, max_header_bytes, max_tensors)
+    first = _read_file(path, MAX_HEADER_BYTES, MAX_TENSORS)
     count = max(1, _split_value(path, first.metadata, "split.count", 1))
     if count != (shard.count if shard else 1):
         by_name = f"one of {shard.count} shards" if shard else "a whole model"
@@ -123,7 +116,7 @@ def read_gguf(
     for number, other in enumerate(paths, 1):
         if not all_shards and not os.path.exists(other):
             continue
-        found = _read_file(other, max_header_bytes - sum(header_bytes.values()), max_tensors - len(tensors))
+        found = _read_file(other, MAX_HEADER_BYTES - sum(header_bytes.values()), MAX_TENSORS - len(tensors))
         if (said := _split_value(other, found.metadata, "split.no", -1)) != number:
             raise CheckpointError(f"{other} has split.no {said}, and not {number}")
         if (said := _split_value(other, found.metadata, "split.count", -1)) != count:

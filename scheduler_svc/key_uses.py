@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from common.errors import BatonError
@@ -31,9 +31,11 @@ class KeyUses:
 
     Args:
         folder: of the journal.
+        now: tells the time in seconds since 1970.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
+        self._now = now
         self._folder = folder / USES_FOLDER
         self._last: dict[str, float] = {}  # use of each key that is to be noted, in seconds since 1970
         self._noted: dict[str, float] = {}  # when each key was noted last
@@ -41,11 +43,11 @@ class KeyUses:
 
     def used(self, sha256: str) -> None:
         """A request came with this key."""
-        self._last[sha256] = time.time()
+        self._last[sha256] = self._now()
 
     def due(self, *, is_end: bool = False) -> dict[str, float]:
         """Take what is to be noted now; at the end, all."""
-        now = time.time()
+        now = self._now()
         due = {
             sha256: used_at
             for sha256, used_at in self._last.items()

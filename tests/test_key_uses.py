@@ -7,7 +7,6 @@ import time
 import httpx
 import pytest
 
-from scheduler_svc import key_uses
 from scheduler_svc.api_key_file import ApiKey, digest, encode_key_file
 from scheduler_svc.key_uses import NOTED_EVERY_S, USES_FOLDER, KeyUses, last_uses, name_of_use
 from tests.support.clock import Clock
@@ -18,10 +17,8 @@ KEY, OTHER = digest("key"), digest("other")
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(key_uses, "time", clock)
-    return clock
+def clock():
+    return Clock()
 
 
 def note(uses, **end):
@@ -32,7 +29,7 @@ def note(uses, **end):
 
 
 def test_a_use_is_noted_at_once_and_further_ones_seldom(tmp_path, clock):
-    uses = KeyUses(tmp_path)
+    uses = KeyUses(tmp_path, clock.time)
     assert note(uses) == 0
     uses.used(KEY)
     assert note(uses) == 1

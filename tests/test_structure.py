@@ -73,20 +73,26 @@ FLOORS = {
 }
 # Houses that share the scheduler service and nothing else: what crosses between them is messages, HTTP or files.
 APART = ["core", "server", "frontend", "client", "store"]
-# The only modules that import Ray: what runs in its actors does not know of it.
-RAY = [f"scheduler_svc/client/ray/{name}.py" for name in ("cluster", "journal_probe", "manager", "operator")]
-# The only module that imports OpenTelemetry: a frontend imports it where traces are asked for.
-TRACES = "scheduler_svc/frontend/tracing/otel.py"
-# Anybody can make other data of the same XXH3. So it is where hits are verified (block_manager), where it shows
-# accidents alone (checksums), and where a journal of an earlier release is read (vocabulary). BLAKE3 names the rest.
-XXHASH = [
-    "common/vocabulary.py",
-    "executor_svc/model/weight_file.py",
-    "scheduler_svc/core/executor/block_manager.py",
-    "scheduler_svc/core/requests/journal_time.py",
-    "scheduler_svc/core/requests/record_frames.py",
-]
-NO_TORCH = ["executor_svc/service", "executor_svc/keeper"]
+# The only modules that import a package.
+IMPORTERS = {
+    # What runs in Ray's actors does not know of it.
+    "ray": [f"scheduler_svc/client/ray/{name}.py" for name in ("cluster", "journal_probe", "manager", "operator")],
+    # A frontend imports it where traces are asked for.
+    "opentelemetry": ["scheduler_svc/frontend/tracing/otel.py"],
+    # Anybody can make other data of the same XXH3. So it is where hits are verified (block_manager), where it shows
+    # accidents alone (checksums), and where earlier releases' journals are read (vocabulary). BLAKE3 names the rest.
+    "xxhash": [
+        "common/vocabulary.py",
+        "executor_svc/model/weight_file.py",
+        "scheduler_svc/core/executor/block_manager.py",
+        "scheduler_svc/core/requests/journal_time.py",
+        "scheduler_svc/core/requests/record_frames.py",
+    ],
+}
+NOT_IMPORTED = {
+    **{side: {"torch", "transformers", "triton", "safetensors"} for side in ("common", "scheduler_svc", "keeper_svc")},
+    **{room: {"torch", "triton", "kernels"} for room in ("executor_svc/service", "executor_svc/keeper")},
+}
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -119,28 +125,17 @@ def test_who_imports_whom(package):
         assert ours <= MAY_IMPORT[package], f"{path} imports {ours - MAY_IMPORT[package]}"
 
 
-@pytest.mark.parametrize("package", ["common", "scheduler_svc", "keeper_svc"])
-def test_the_scheduler_side_never_imports_torch_or_models(package):
-    for path in files_of(package):
-        foreign = {name.split(".")[0] for name in imports(path)} & {"torch", "transformers", "triton", "safetensors"}
+@pytest.mark.parametrize("folder", NOT_IMPORTED)
+def test_what_needs_no_torch_or_models_imports_none(folder):
+    for path in files_of(folder):
+        foreign = {name.split(".")[0] for name in imports(path)} & NOT_IMPORTED[folder]
         assert not foreign, f"{path} imports {foreign}"
 
 
-def test_only_what_talks_to_ray_imports_it():
-    found = [path for path in files_of(*MAY_IMPORT) if "ray" in {name.split(".")[0] for name in imports(path)}]
-    assert {str(path.relative_to(ROOT)) for path in found} == {*RAY}
-
-
-def test_only_what_exports_traces_imports_opentelemetry():
-    found = [
-        path for path in files_of(*MAY_IMPORT) if "opentelemetry" in {name.split(".")[0] for name in imports(path)}
-    ]
-    assert [str(path.relative_to(ROOT)) for path in found] == [TRACES]
-
-
-def test_a_hash_that_can_be_forged_names_nothing_that_comes_from_others():
-    found = [str(path.relative_to(ROOT)) for path in files_of(*MAY_IMPORT) if "xxhash" in imports(path)]
-    assert sorted(found) == XXHASH
+@pytest.mark.parametrize("package", IMPORTERS)
+def test_only_these_modules_import_it(package):
+    paths = [path for path in files_of(*MAY_IMPORT) if package in {name.split(".")[0] for name in imports(path)}]
+    assert [str(path.relative_to(ROOT)) for path in paths] == sorted(IMPORTERS[package])
 
 
 @pytest.mark.parametrize("pure", PURE)
@@ -166,12 +161,6 @@ def test_a_room_imports_only_what_stands_below_it(house):
             part = name.removeprefix(house.replace("/", ".") + ".")
             if part != name:
                 assert part.split(".")[0] not in above, f"{path} imports {name}, which stands above {room}"
-
-
-@pytest.mark.parametrize("folder", NO_TORCH)
-def test_what_needs_no_torch_imports_none(folder):
-    for path in files_of(folder):
-        assert not {name.split(".")[0] for name in imports(path)} & {"torch", "triton", "kernels"}, f"{path}"
 
 
 @pytest.mark.parametrize("house", APART)
@@ -300,16 +289,20 @@ def test_no_attribute_of_a_thread_is_taken_from_it(package):
                 assert not attributes & own, f"{path}: {node.name} has {attributes & own}"
 
 
-def test_importing_the_core_brings_neither_torch_nor_the_tokenizer():
-    code = "import scheduler_svc.server.core_process, sys; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        (
+            "scheduler_svc.server.core_process",
+            {"torch", "transformers", "tokenizers", "fastapi", "kernels", "executor_svc"},
+        ),
+        ("keeper_svc.__main__", {"torch", "numpy", "zmq", "scheduler_svc", "executor_svc"}),
+    ],
+)
+def test_importing_a_process_brings_little(module, absent):
+    code = f"import {module}, sys; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "transformers", "tokenizers", "fastapi", "kernels", "executor_svc"} & set(modules)
-
-
-def test_importing_the_keeper_brings_next_to_nothing():
-    code = "import keeper_svc.__main__, sys; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "numpy", "zmq", "scheduler_svc", "executor_svc"} & set(modules)
+    assert not absent & set(modules)
 
 
 TESTS = ROOT / "tests"

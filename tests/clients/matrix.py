@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,9 +68,6 @@ class Table:
 
 QUICK = ("tools", "loop", "schema", "thinking", "killed")
 """Features that `make test` tries."""
-OPENAI_HERE = [sys.executable, str(HERE / "scripts" / "openai_python.py")]
-ANTHROPIC_HERE = [sys.executable, str(HERE / "scripts" / "anthropic_python.py")]
-"""The scripts of the packages `openai` and `anthropic`, with those that are among our own packages."""
 _RESPONSES = {"API": "responses"}
 _ANSWERS = Table(
     "",

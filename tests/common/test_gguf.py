@@ -318,12 +318,20 @@ def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path):
 
 
 def test_limits_are_of_all_shards_together(tmp_path: Path):
-    shards = split(tmp_path)
-    sizes = read_gguf(shards[0]).header_bytes.values()
+    """The last one alone has less than each limit."""
+    *_, last = shards = split(tmp_path)
+    [*others, _] = read_gguf(shards[0]).header_bytes.values()
+    place = [number_key("split.no", "H", 2), number_key("split.count", "H", 3)]
+    length = MAX_HEADER_BYTES - sum(others)
+    last.write_bytes(header := gguf_bytes([*place, ("long", STRING, struct.pack("<Q", length))]))
+    assert len(header) + length < MAX_HEADER_BYTES
+    os.truncate(last, MAX_HEADER_BYTES)
     with pytest.raises(CheckpointError, match=r"00003-of-00003\.gguf: .* the limit for a header"):
-        read_gguf(shards[0], max_header_bytes=sum(sizes) - 1)
-    with pytest.raises(CheckpointError, match=r"00003-of-00003\.gguf: the file has 2 tensors, the limit is 1"):
-        read_gguf(shards[0], max_tensors=5)
+        read_gguf(shards[0])
+    last.write_bytes(gguf_bytes(place, num_tensors=MAX_TENSORS - 3))
+    fault = rf"00003-of-00003\.gguf: the file has {MAX_TENSORS - 3} tensors, the limit is {MAX_TENSORS - 4}"
+    with pytest.raises(CheckpointError, match=fault):
+        read_gguf(shards[0])
 
 
 def test_names_of_shards():

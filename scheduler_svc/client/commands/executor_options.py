@@ -12,7 +12,7 @@ import click
 from common.cgroups import paid_cpus
 from scheduler_svc.client.processes.words import words
 
-_PASSED_ON = (  # to baton-executor, by the same name
+PASSED_ON = (  # to baton-executor, by the same name
     *("dtype", "quantization", "device", "attention", "max_model_len"),
     *("block_size", "num_blocks", "kv_cache_memory", "gpu_memory_utilization", "max_num_seqs", "max_batch_tokens"),
 )
@@ -96,7 +96,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--max-batch-tokens", type=click.IntRange(1, 2**20), help="Tokens an executor computes in a step.")
     @wraps(command)
     def with_engine(*, enforce_eager: bool, tasks: tuple[str, ...], **options: Any) -> Any:
-        given = [*words(**{name: options.pop(name) for name in _PASSED_ON})]
+        given = [*words(**{name: options.pop(name) for name in PASSED_ON})]
         for task in tasks:
             given += ["--task", task]
         return command(engine=(*given, *(("--enforce-eager",) if enforce_eager else ())), **options)

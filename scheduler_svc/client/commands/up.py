@@ -174,7 +174,8 @@ def command(
         needs_key=api_keys_file is not None or bool(plain_keys()),
         has_page=not frontend.no_page,
     )
-    run_until_stopped(spec, log_dir, welcome)
+    runner = click.get_current_context().find_object(FleetRunner) or FleetRunner()
+    runner.run(spec, log_dir, welcome)
 
 
 def _named_model(name: str, *, is_agreed: bool) -> str:
@@ -195,13 +196,20 @@ def _named_model(name: str, *, is_agreed: bool) -> str:
     return str(path)
 
 
-def run_until_stopped(spec: FleetSpec, log_dir: Path | None, welcome: Welcome) -> None:
-    """Start the fleet, supervise it, and stop it in order at SIGINT, SIGTERM or SIGHUP.
+class FleetRunner:
+    """Runs what `baton up` is to start. Another one does if it is the `obj` of the click context."""
 
-    Raises:
-        FleetError: a child is misconfigured, or cannot start or dies repeatedly before the service was ready.
-        KeyboardInterrupt: a second signal came while the fleet was stopping; everything has been killed.
-    """
+    def run(self, spec: FleetSpec, log_dir: Path | None, welcome: Welcome) -> None:
+        """Start the fleet, supervise it, and stop it in order at SIGINT, SIGTERM or SIGHUP.
+
+        Raises:
+            FleetError: a child is misconfigured, or cannot start or dies repeatedly before the service was ready.
+            KeyboardInterrupt: a second signal came while the fleet was stopping; everything has been killed.
+        """
+        _run_until_stopped(spec, log_dir, welcome)
+
+
+def _run_until_stopped(spec: FleetSpec, log_dir: Path | None, welcome: Welcome) -> None:
     with _stop_signals() as stop, LocalFleet(spec, log_dir) as fleet:
         _say(", ".join(f"{name} has pid {pid}" for name, pid in fleet.pids.items()) + "; waiting until they are ready")
         if spec.keeper is not None and not spec.starts_keeper:

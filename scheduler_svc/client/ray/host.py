@@ -17,6 +17,7 @@ from pathlib import Path
 
 from common.errors import BatonError
 from common.trust import first_of_ours, why_not_ours_alone
+from scheduler_svc.client.clock import Clock
 from scheduler_svc.client.processes.child import Child, ChildEnd
 from scheduler_svc.client.processes.log_tail import LogTail
 from scheduler_svc.client.processes.supervisor import RestartPolicy
@@ -36,6 +37,20 @@ class HostError(BatonError):
     """A host cannot use the machine that it is on."""
 
 
+class Hope:
+    """That another start of a process helps: none for one that is misconfigured, nor after five quick ends in a row.
+    torchrun hides what its ranks say."""
+
+    def __init__(self) -> None:
+        self._quick_ends = 0
+
+    def ends_with(self, end: ChildEnd) -> bool:
+        """Count an end of the process. Returns whether it was the last."""
+        is_quick = end.wants_another_start or (end.uptime_s < _QUICK_S and end.returncode != 0)
+        self._quick_ends = self._quick_ends + 1 if is_quick else 0
+        return end.misconfigured or self._quick_ends == _MAX_QUICK_ENDS
+
+
 class ProcessHost:
     """Starts the process at once, and keeps it up.
 
@@ -45,14 +60,22 @@ class ProcessHost:
         task: what to run.
         node: id of this node, and its address.
         gpus: numbers of the GPUs of the process; None leaves its environment as it is.
+        clock: by which it waits between two starts.
 
     Raises:
         HostError: its folder cannot be made, or belongs to another user.
     """
 
     def __init__(
-        self, name: str, fleet: str, task: Task, node: tuple[str, str], gpus: tuple[str, ...] | None = None
+        self,
+        name: str,
+        fleet: str,
+        task: Task,
+        node: tuple[str, str],
+        gpus: tuple[str, ...] | None = None,
+        clock: Clock = Clock(),  # noqa: B008
     ) -> None:
+        self._clock = clock
         self._name = name
         self._task = task
         self._address = node[1]
@@ -117,7 +140,7 @@ class ProcessHost:
             shutil.rmtree(self._folder, ignore_errors=True)  # the keys in it are of no use any more
 
     def _keep_up(self) -> None:
-        policy, is_first, quick_ends = RestartPolicy(), True, 0
+        policy, hope, is_first = RestartPolicy(), Hope(), True
         while not self._leave_asked.is_set():
             command = self._task.command if is_first or not self._task.again else self._task.again
             is_first = False
@@ -136,12 +159,10 @@ class ProcessHost:
             self._set(pid=0, ends=self._report.ends + 1, reason=f"{end}: {log.text()}")
             if self._leave_asked.is_set():
                 break
-            is_quick = end.wants_another_start or (end.uptime_s < _QUICK_S and end.returncode != 0)
-            quick_ends = quick_ends + 1 if is_quick else 0
-            if end.misconfigured or quick_ends == _MAX_QUICK_ENDS:  # torchrun hides what its ranks say
+            if hope.ends_with(end):
                 self._set(life=Life.FAILED)
                 return
-            self._leave_asked.wait(policy.delay_s(end))
+            self._clock.wait(self._leave_asked, policy.delay_s(end))
         self._set(life=Life.LEFT)
 
     def _watch(self, child: Child) -> ChildEnd:

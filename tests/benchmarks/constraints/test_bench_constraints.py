@@ -1,8 +1,6 @@
 """bench_constraints.py: its requests, its tokenizer, and the whole benchmark once with a tiny model."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -20,9 +18,8 @@ from benchmarks.rig.workloads import upper_halves
 from common import messages as m
 from executor_svc.runner.grammar_masks import GrammarMasks
 from scheduler_svc.core.scheduling.config import SchedulerConfig
-from tests import ROOT
+from tests.benchmarks.running import lines
 
-BENCHMARKS = ROOT / "benchmarks"
 VOCAB_SIZE = 10_240
 TEXT = 'Before we proceed any further, hear me speak: {"a": ["\u00e9\U0001f600", {"b": -1.5e3}]}\n\n\tAll.'
 REQUESTS = upper_halves(3, 8, 10)
@@ -183,11 +180,9 @@ def test_masks_are_timed(tiny, synthetic, tmp_path):
 @pytest.mark.slow
 def test_the_benchmark():
     sizes = ("--num-seqs", "3", "--max-prompt", "8", "--output", "6", "--repeats", "2")
-    command = [sys.executable, BENCHMARKS / "bench_constraints.py", "--model", "tiny", *sizes]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=240).stdout
-    lines = [json.loads(line) for line in printed.splitlines()]
-    assert [line["constraint"] for line in lines] == list(CONSTRAINTS)
-    for line in lines:
+    found = lines("bench_constraints.py", "--model", "tiny", *sizes)
+    assert [line["constraint"] for line in found] == list(CONSTRAINTS)
+    for line in found:
         assert line["output_tokens"] == 18
         assert line["steps"] == 6
         assert len(line["ratio_rounds"]) == 2

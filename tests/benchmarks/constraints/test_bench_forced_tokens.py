@@ -1,17 +1,11 @@
 """The benchmark of forced tokens: groups are whole documents, and what a grammar leaves open is never forced."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 from llguidance import LLTokenizer
 
 from benchmarks.constraints.forced_tokens import STYLES, documents, grouped
 from common.model_files import DEMO_MODEL_DIR
-from tests import ROOT
-
-BENCHMARKS = ROOT / "benchmarks"
+from tests.benchmarks.running import lines
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +31,7 @@ def test_a_document_that_does_not_match_is_an_error(tokenizer):
 
 @pytest.mark.slow
 def test_the_benchmark():
-    command = [sys.executable, BENCHMARKS / "bench_forced_tokens.py", "--model", "tiny", "--repeats", "2"]
-    options = ("--rows", "2", "--style", "free", "--style", "compact")
-    printed = subprocess.run([*command, *options], check=True, stdout=subprocess.PIPE, text=True, timeout=240).stdout
-    lines = [json.loads(line) for line in printed.splitlines()]
-    assert [line["style"] for line in lines] == ["free", "compact"]
-    assert all(line["rows"] == 2 and line["ratio"] > 0 and 0 < line["share"] < 1 for line in lines)
+    options = ("--rows", 2, "--style", "free", "--style", "compact")
+    found = lines("bench_forced_tokens.py", "--model", "tiny", "--repeats", 2, *options)
+    assert [line["style"] for line in found] == ["free", "compact"]
+    assert all(line["rows"] == 2 and line["ratio"] > 0 and 0 < line["share"] < 1 for line in found)

@@ -1,8 +1,6 @@
 """bench_gpu.py: how its sides take turns, and the whole benchmark once, on the CPU."""
 
 import json
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
@@ -15,7 +13,7 @@ from benchmarks.rig.front_client import _take
 from benchmarks.rig.runs import TimedRun
 from common import messages as m
 from executor_svc.model.families import read_config
-from tests import ROOT
+from tests.benchmarks.running import run
 
 # --- the sides ---
 
@@ -83,8 +81,7 @@ def test_the_sides_take_turns_where_they_can(monkeypatch, tmp_path, in_one, toge
 
 
 def bench(*arguments, device="cpu"):
-    command = [sys.executable, str(ROOT / "benchmarks" / "bench_gpu.py"), "--device", device, *map(str, arguments)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    return run("bench_gpu.py", "--device", device, *arguments)
 
 
 def figures_of(done):

@@ -1,18 +1,12 @@
 """shape_steps.py: plans that an executor would take, and the whole benchmark once, on the CPU."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from benchmarks.gpu import shape_steps
 from benchmarks.gpu.shape_steps import Sizes
 from executor_svc.model.families import read_config
-from tests import ROOT
-
-BENCHMARKS = ROOT / "benchmarks"
+from tests.benchmarks.running import lines
 
 
 @pytest.mark.parametrize(("rows", "queries", "context"), [(1, 1, 640), (7, 1, 33), (2, 40, 40), (1, 5, 48)])
@@ -34,10 +28,7 @@ def test_rows_have_blocks_of_their_own(tiny, rows, queries, context):
 @pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
 def test_the_whole_benchmark_on_a_cpu(shape):
     options = ["--device", "cpu", "--steps", "3", "--prefill", "64", "--rows", "1,4", "--max-rows", "4"]
-    command = [sys.executable, str(BENCHMARKS), "gpu.shape_steps", shape, *options]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    started, *steps = map(json.loads, done.stdout.splitlines())
+    started, *steps = lines(".", "gpu.shape_steps", shape, *options)
     assert started["shape"] == shape
     assert [(step["step"], step["rows"], step["context"]) for step in steps] == [
         ("decode", 1, 640),

@@ -22,6 +22,7 @@ from benchmarks.kernels.layer_cases import (
 from benchmarks.rig.ceilings import Ceilings
 from kernels import reference
 from tests import ROOT
+from tests.benchmarks import running
 
 ROWS = [(1, 5), (1, 16), (3, 21)]
 CPU = torch.device("cpu")
@@ -159,6 +160,7 @@ LAUNCH_ALL = """
 import torch
 from benchmarks.kernels import bench_kernels
 from tests import ROOT
+from tests.benchmarks import running
 from tests.kernels.gpu.compiling import Launch, list_variants
 meta = torch.device("meta")
 for quick in (True, False):
@@ -191,22 +193,9 @@ def test_shares_of_the_ceilings(small):
 
 
 def test_targets():
-    decode = {
-        "kernel": "paged_attention",
-        "model": "m",
-        "phase": "decode",
-        "rows": 256,
-        "context": 1024,
-        "of_copy": 0.9,
-    }
-    prefill = {
-        "kernel": "paged_attention",
-        "model": "m",
-        "phase": "prefill",
-        "rows": 1,
-        "context": 8192,
-        "of_copy": 0.1,
-    }
+    attention = {"kernel": "paged_attention", "model": "m"}
+    decode = attention | {"phase": "decode", "rows": 256, "context": 1024, "of_copy": 0.9}
+    prefill = attention | {"phase": "prefill", "rows": 1, "context": 8192, "of_copy": 0.1}
     norm = {"kernel": "rms_norm", "model": "m", "tokens": 256, "us_ours": 3.0, "of_copy": 0.79}
     gated = {"kernel": "linear_silu_and_mul", "model": "m", "tokens": 64, "us_cublas": 10.0}
     sample = {"kernel": "sample", "model": "m", "rows": 256, "kind": "greedy", "us_ours": 60.5}
@@ -231,8 +220,7 @@ def test_targets():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine where torch finds no CUDA device")
 def test_without_a_gpu_it_says_so():
-    command = [sys.executable, ROOT / "benchmarks" / "bench_kernels.py", "--quick"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = running.run("bench_kernels.py", "--quick")
     assert done.returncode == 2
     assert "CUDA" in done.stderr
     assert not done.stdout

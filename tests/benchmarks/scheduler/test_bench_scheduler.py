@@ -1,14 +1,11 @@
 """bench_scheduler.py runs on small loads, and its figures add up."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests import ROOT
+from tests.benchmarks.running import figures, lines
 
-BENCHMARKS = ROOT / "benchmarks"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{i % 60:02}.0000000,{50 + 37 * i % 900},{10 + 7 * i % 50}\n" for i in range(60)
 )
@@ -19,22 +16,21 @@ MOONCAKE = "".join(
 
 
 def run(*arguments):
-    command = [sys.executable, BENCHMARKS / "bench_scheduler.py", *arguments]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout)
+    return figures("bench_scheduler.py", *arguments)
 
 
 @pytest.mark.parametrize("case", ["A", pytest.param("B", marks=pytest.mark.slow), "C"])
 def test_nano(case):
-    figures = run("--case", case, "--num-seqs", "32", "--block-size", "16")
-    assert figures["output_tokens"] == run("--case", "A", "--num-seqs", "32", "--window", "1")["output_tokens"]
-    assert figures["decode_tokens_computed"] >= figures["output_tokens"] - figures["steps"]
-    assert figures["prefill_tokens_computed"] + figures["hit_tokens"] >= figures["prompt_tokens"]
+    found = run("--case", case, "--num-seqs", "32", "--block-size", "16")
+    assert found["output_tokens"] == run("--case", "A", "--num-seqs", "32", "--window", "1")["output_tokens"]
+    assert found["decode_tokens_computed"] >= found["output_tokens"] - found["steps"]
+    assert found["prefill_tokens_computed"] + found["hit_tokens"] >= found["prompt_tokens"]
     if case == "A":
-        assert figures["prefill_tokens_computed"] == figures["prompt_tokens"]
+        assert found["prefill_tokens_computed"] == found["prompt_tokens"]
     if case == "B":
-        assert figures["peak_blocks"] <= figures["num_blocks"]
+        assert found["peak_blocks"] <= found["num_blocks"]
     if case == "C":
-        assert figures["hit_tokens"] >= 31 * 512
+        assert found["hit_tokens"] >= 31 * 512
 
 
 @pytest.mark.slow
@@ -65,31 +61,27 @@ def test_looking_ahead_costs_at_most_an_eighth_of_the_steps_and_saves_work(case)
 
 
 def test_where_lengths_are_known_nothing_is_computed_again_in_the_steps_that_were_set():
-    figures = run("--case", "B")
-    assert figures["recomputed_tokens"] == 0
-    assert figures["steps"] <= 1884
+    found = run("--case", "B")
+    assert found["recomputed_tokens"] == 0
+    assert found["steps"] <= 1884
 
 
 def test_a_turn_times_each_reason_to_wait():
-    command = [sys.executable, BENCHMARKS / "bench_turn.py", "--waiting", "0", "--waiting", "50", "--turns", "100"]
-    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout.splitlines()
-    figures = [json.loads(line) for line in lines]
-    assert [(f["why"], f["waiting"], f["open"]) for f in figures] == [
+    found = lines("bench_turn.py", "--waiting", 0, "--waiting", 50, "--turns", 100)
+    assert [(f["why"], f["waiting"], f["open"]) for f in found] == [
         (why, waiting, 64 + waiting) for why in ("lanes", "memory", "pool") for waiting in (0, 50)
     ]
-    assert all(f["us_turn_p50"] > 0 for f in figures)
+    assert all(f["us_turn_p50"] > 0 for f in found)
 
 
 def test_storms_of_few_requests_pass():
-    command = [sys.executable, BENCHMARKS / "bench_storms.py", "--executors", "2", "--waiting", "50"]
-    command += ["--storm", "restart", "--storm", "network", "--storm", "attaches", "--storm", "cancels"]
-    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout.splitlines()
-    figures = [json.loads(line) for line in lines]
-    assert [(f["storm"], f["executors"]) for f in figures] == [
+    storms = ("restart", "network", "attaches", "cancels")
+    found = lines("bench_storms.py", "--executors", 2, "--waiting", 50, *(f"--storm={storm}" for storm in storms))
+    assert [(f["storm"], f["executors"]) for f in found] == [
         ("restart", 2),
         ("network", 2),
         ("attaches", 8),
         ("cancels", 8),
     ]
-    assert all(f["ms_turn_max"] > 0 for f in figures)
-    assert all(f["s_planning"] > 0 for f in figures[:2])
+    assert all(f["ms_turn_max"] > 0 for f in found)
+    assert all(f["s_planning"] > 0 for f in found[:2])

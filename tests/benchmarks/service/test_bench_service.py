@@ -1,30 +1,18 @@
 """The services' benchmarks run on small loads, and their figures add up."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from benchmarks.service.bench_chat import Run, figures_of
 from common.model_files import resolve_model
 from scheduler_svc.server.strangers import MAX_STRANGERS
-from tests import ROOT
+from tests.benchmarks.running import lines
 from tests.support.reciter.checkpoint import reciter_folder
-
-BENCHMARKS = ROOT / "benchmarks"
-
-
-def lines(name, *arguments):
-    command = [sys.executable, BENCHMARKS / name, *arguments]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return [json.loads(line) for line in printed.splitlines()]
 
 
 def test_the_journals_benchmark():
-    figures = lines("bench_journal.py", "--batches", "50")
-    assert len(figures) == 2
-    assert all(each["us_latency_p50"] > 0 and each["us_core"] > 0 for each in figures)
+    found = lines("bench_journal.py", "--batches", 50)
+    assert len(found) == 2
+    assert all(each["us_latency_p50"] > 0 and each["us_core"] > 0 for each in found)
 
 
 def test_the_stores_benchmark():

@@ -23,7 +23,7 @@ from scheduler_svc.client.commands import executor_options, up
 from scheduler_svc.client.processes.local_fleet import free_ports
 from scheduler_svc.frontend_options import FrontendOptions
 from scheduler_svc.store_options import StoreOptions
-from tests.client.fleets import needs_torch
+from tests.client.fleets import NotedFleets, needs_torch
 from tests.support.eventually import eventually
 from tests.support.processes import is_running
 
@@ -31,13 +31,18 @@ SCRIPT = """
 import sys
 from tests.client.fleets import fake_spec
 from scheduler_svc.client.cli import main
-from scheduler_svc.client.commands import up
-run = up.run_until_stopped
-up.run_until_stopped = lambda spec, log_dir, welcome: run(fake_spec({changes}), log_dir, welcome)
-main(["up", *sys.argv[1:]])
+from scheduler_svc.client.commands.up import FleetRunner
+
+class FakeServices(FleetRunner):
+    def run(self, spec, log_dir, welcome):
+        super().run(fake_spec({changes}), log_dir, welcome)
+
+main(["up", *sys.argv[1:]], obj=FakeServices())
 """
 
 
+UP = [sys.executable, "-m", "scheduler_svc.client.cli", "up"]
+ALONE = ["--no-keep", "--no-journal", "--no-store"]
 no_gpu = pytest.mark.skipif(any(Path("/dev").glob("nvidia*")), reason="needs a machine without a GPU")
 
 
@@ -74,19 +79,37 @@ def read_until(stream, text):
 
 
 @pytest.fixture
-def specs(monkeypatch):
+def noted():
+    return NotedFleets()
+
+
+@pytest.fixture
+def specs(noted):
     """What `baton up` would have started: FleetSpec, folder of logs, Welcome."""
-    started = []
-    monkeypatch.setattr(up, "run_until_stopped", lambda *what: started.append(what))
-    return started
+    return noted.started
 
 
-def run_up(*arguments):
-    result = CliRunner().invoke(main, ["up", *ports(), *arguments], env={"BATON_API_KEYS": None, "BATON_API_KEY": None})
-    assert result.exit_code == 0, result.output
+@pytest.fixture
+def up_as(noted):
+    """Run the command in this process, without a fleet."""
+
+    def run(*arguments, **environment):
+        environment = {"BATON_API_KEYS": None, "BATON_API_KEY": None, **environment}
+        return CliRunner().invoke(main, ["up", *ports(), *arguments], env=environment, obj=noted)
+
+    return run
 
 
-def test_options_reach_the_executors(specs, tmp_path):
+@pytest.fixture
+def run_up(up_as):
+    def run(*arguments):
+        result = up_as(*arguments)
+        assert result.exit_code == 0, result.output
+
+    return run
+
+
+def test_options_reach_the_executors(specs, tmp_path, run_up):
     limits = "--dtype bfloat16 --block-size 32 --num-blocks 99 --max-num-seqs 8 --max-batch-tokens 512"
     limits += " --quantization int8 --max-model-len 4096 --device cuda --attention triton --kv-cache-memory 2.5"
     limits += " --gpu-memory-utilization 0.5 --task embed"
@@ -117,7 +140,7 @@ def test_options_reach_the_executors(specs, tmp_path):
         (f"--api-keys {__file__}", f"--api-keys {__file__}", False),
     ],
 )
-def test_options_for_the_scheduler(specs, arguments, scheduler, executor):
+def test_options_for_the_scheduler(specs, arguments, scheduler, executor, run_up):
     run_up("--threads", "1", *arguments.split())
     ((spec, _, _),) = specs
     shared = " ".join([*FrontendOptions().arguments(), *StoreOptions().arguments(), "--task-grace", "0"])
@@ -125,7 +148,7 @@ def test_options_for_the_scheduler(specs, arguments, scheduler, executor):
     assert " ".join(spec.executor_options) == "--threads 1" + executor * f" {scheduler}"
 
 
-def test_options_of_frontends(specs):
+def test_options_of_frontends(specs, run_up):
     arguments = "--served-model-name a --served-model-name b --tool-parser json --reasoning-parser none --openapi "
     arguments += f"--pooling-model embed=e --pooling-model score:judge=s --chat-template {__file__}"
     run_up(*arguments.split())
@@ -146,7 +169,7 @@ def test_options_of_frontends(specs):
     assert welcome == up.Welcome("a", is_demo=True, needs_key=False, has_page=True)
 
 
-def test_an_executor_of_several_ranks_is_started_by_torchrun(specs, monkeypatch):
+def test_an_executor_of_several_ranks_is_started_by_torchrun(specs, monkeypatch, run_up):
     monkeypatch.setattr(executor_options, "num_cpus", lambda: 8)
     run_up("--tensor-parallel-size", "2", "--executors", "2")
     ((spec, _, _),) = specs
@@ -157,34 +180,34 @@ def test_an_executor_of_several_ranks_is_started_by_torchrun(specs, monkeypatch)
     assert "torch.distributed.run" not in spec.command("scheduler")
 
 
-def test_gpus_are_divided_among_the_executors(specs):
+def test_gpus_are_divided_among_the_executors(specs, run_up, up_as):
     run_up("--tensor-parallel-size", "2", "--executors", "2", "--gpus", "0,1,4,5")
     ((spec, _, _),) = specs
     seen = [spec.environment(name) for name in ("scheduler", "executor-0", "executor-1")]
     assert seen == [{}, {"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "4,5"}]
-    result = CliRunner().invoke(main, ["up", *ports(), "--executors", "2", "--gpus", "0"])
+    result = up_as("--executors", "2", "--gpus", "0")
     assert (result.exit_code, len(specs)) == (2, 1)
     assert "--gpus 0 names 1, --executors 2 with --tensor-parallel-size 1 needs 2" in result.stderr
     assert spec.executor_options[-2:] == ("--device", "cuda"), "the CPU is no substitute for what was named"
-    result = CliRunner().invoke(main, ["up", *ports(), "--gpus", "0", "--device", "cpu"])
+    result = up_as("--gpus", "0", "--device", "cpu")
     assert (result.exit_code, len(specs)) == (2, 1)
 
 
 def test_what_an_executor_would_refuse_is_refused_before_anything_starts():
     """A value that only the executor refused would be told in its words, after the services have started."""
     options, of_executor = ({option.name: option for option in each.params} for each in (up.command, executor_command))
-    for name in executor_options._PASSED_ON:
+    for name in executor_options.PASSED_ON:
         mine, its = options[name].type, of_executor.get(name, of_executor.get(f"{name}_gib")).type
         assert (type(mine), vars(mine)) == (type(its), vars(its)), name
 
 
 @pytest.mark.parametrize("what", ["journal", "store"])
-def test_what_is_named_and_left_out_is_wrong_usage(what):
-    result = CliRunner().invoke(main, ["up", *ports(), f"--{what}", "x", f"--no-{what}"])
+def test_what_is_named_and_left_out_is_wrong_usage(what, up_as):
+    result = up_as(f"--{what}", "x", f"--no-{what}")
     assert result.exit_code == 2
 
 
-def test_options_of_the_store(specs):
+def test_options_of_the_store(specs, run_up):
     run_up("--store", "folder", "--store-retention", "0.5", "--store-limit", "7", "--store-durable")
     ((spec, _, _),) = specs
     scheduler = scheduler_command.make_context("baton-scheduler", spec.command("scheduler")[3:])
@@ -192,7 +215,7 @@ def test_options_of_the_store(specs):
     assert [scheduler.params[name] for name in named] == [Path("folder"), 0.5, 7, True]
 
 
-def test_threads_default_to_a_share_of_the_cpus(specs, monkeypatch):
+def test_threads_default_to_a_share_of_the_cpus(specs, monkeypatch, run_up):
     monkeypatch.setattr(executor_options, "num_cpus", lambda: 8)
     for executors in ("3", "16", "0"):
         run_up("--executors", executors)
@@ -289,27 +312,21 @@ def test_with_keys_it_is_ready_without_one_and_says_that_clients_need_one(start_
         ),
     ],
 )
-def test_keys_that_a_user_wrote_down(monkeypatch, tmp_path, environment, lines, options, keys):
-    started = []
-    monkeypatch.setattr(
-        up,
-        "run_until_stopped",
-        lambda spec, _, welcome: started.append((spec, welcome, os.environ.get("BATON_API_KEYS"))),
-    )
+def test_keys_that_a_user_wrote_down(specs, noted, up_as, tmp_path, environment, lines, options, keys):
     (tmp_path / "keys").write_text(lines or "")
     arguments = [*options.split(), *(["--api-key-file", str(tmp_path / "keys")] if lines else [])]
-    environment = {"BATON_API_KEY": None, "BATON_API_KEYS": None, **environment}
-    assert CliRunner().invoke(main, ["up", *ports(), *arguments], env=environment).exit_code == 0
-    ((spec, welcome, passed_on),) = started
+    assert up_as(*arguments, **environment).exit_code == 0
+    ((spec, _, welcome),) = specs
+    passed_on = noted.keys
     assert (passed_on, welcome.needs_key) == (keys, keys is not None)
     words = " ".join([*spec.command("scheduler"), *spec.command("executor-0")])
     assert not any(key in words for key in (keys or "alpha").split(","))
 
 
 @pytest.mark.parametrize(("lines", "told"), [("\n", "has no API key"), ("a b", "a character"), ("a,b", "a character")])
-def test_a_file_without_a_key_that_can_be_sent_is_refused(specs, tmp_path, lines, told):
+def test_a_file_without_a_key_that_can_be_sent_is_refused(specs, tmp_path, lines, told, up_as):
     (tmp_path / "keys").write_text(lines)
-    result = CliRunner().invoke(main, ["up", *ports(), "--api-key-file", str(tmp_path / "keys")])
+    result = up_as("--api-key-file", str(tmp_path / "keys"))
     assert (result.exit_code, len(specs)) == (2, 0)
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
@@ -351,20 +368,9 @@ def test_a_second_ctrl_c_kills(start_up):
     ("redirection", "shown"), [("2>&-", ""), ("2>&- >&-", ""), ("<&-", "there is no folder /nowhere")]
 )
 def test_it_needs_no_streams(redirection, shown):
-    command = [
-        sys.executable,
-        "-m",
-        "scheduler_svc.client.cli",
-        "up",
-        *ports(),
-        "--model",
-        "/nowhere",
-        "--executors",
-        "0",
-    ]
-    ended = subprocess.run(
-        ["sh", "-c", f'exec "$@" {redirection}', "sh", *command], capture_output=True, text=True, check=False
-    )
+    command = [*UP, *ports(), "--model", "/nowhere", "--executors", "0"]
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh"]
+    ended = subprocess.run([*shell, *command], capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
     assert shown in ended.stderr
 
@@ -394,8 +400,7 @@ def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reas
     model = shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model")
     if spoil is not None:
         spoil(model)
-    command = [sys.executable, "-m", "scheduler_svc.client.cli", "up", *ports(), "--model", str(model), "--no-keep"]
-    command += ["--no-journal", "--no-store", *options]
+    command = [*UP, *ports(), "--model", str(model), *ALONE, *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
     assert reason in ended.stderr.rpartition("Error: ")[2], ended.stderr
@@ -405,16 +410,7 @@ def test_what_cannot_work_ends_it_with_the_reason(tmp_path, spoil, options, reas
 @needs_torch
 def test_an_error_that_click_writes_in_a_child_names_the_command(tmp_path):
     """Only what the parent cannot check gets there: here a variable of the environment."""
-    command = [
-        sys.executable,
-        "-m",
-        "scheduler_svc.client.cli",
-        "up",
-        *ports(),
-        "--no-keep",
-        "--no-journal",
-        "--no-store",
-    ]
+    command = [*UP, *ports(), *ALONE]
     environment = os.environ | {"BATON_NODE": "x" * 1000}
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 2, ended.stderr

@@ -71,6 +71,8 @@ class BackgroundService:
         return len(self.requests) > self._over_after
 
     def handle(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/ready":  # a look at it while it is slow
+            return httpx.Response(200)
         self.requests.append(request)
         first = int(request.url.params.get("starting_after", -1)) + 1
         data = b"".join(event(number, self.num_events) for number in range(first, self.num_events))

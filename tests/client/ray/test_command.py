@@ -23,22 +23,16 @@ for module in ("host", "plan", "spec", "facts"):
 """
 
 
-def run_without_ray(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
 def test_nothing_else_needs_ray():
-    done = run_without_ray(EVERY_ENTRY)
+    done = subprocess.run([sys.executable, "-c", EVERY_ENTRY], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS, ids=" ".join)
-def test_without_ray_a_message_says_what_to_install(subcommand):
-    done = run_without_ray(
-        f"import sys; sys.modules['ray'] = None\n"
-        f"from scheduler_svc.client.cli import main; main(['ray', *{subcommand!r}])"
-    )
-    assert done.returncode == 2
+def test_without_ray_a_message_says_what_to_install(subcommand, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = CliRunner().invoke(main, ["ray", *subcommand])
+    assert done.exit_code == 2
     to_install = install_command("ray")
     assert done.stderr == f"Error: `baton ray` needs ray, which is not installed; to install: {to_install}\n"
 

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_svc.client.clock import Clock
+from scheduler_svc.client.processes.child import ChildEnd
 from scheduler_svc.client.ray.facts import Life
-from scheduler_svc.client.ray.host import HostError, ProcessHost
+from scheduler_svc.client.ray.host import Hope, HostError, ProcessHost
 from scheduler_svc.client.ray.task import HEALTH_FILE, Task
+from tests.client.clocks import HurriedClock
 from tests.support.eventually import eventually
 
 NODE = ("0123456789abcdef", "127.0.0.1")
@@ -28,9 +31,9 @@ def folder(tmp_path, monkeypatch):
 def start():
     hosts = []
 
-    def start(code, gpus=None, **task):
+    def start(code, gpus=None, clock=Clock(), **task):  # noqa: B008
         task = {"command": ("{python}", "-c", code)} | task
-        hosts.append(ProcessHost("executor-0-0-r1", "fleet", Task(**task), NODE, gpus))
+        hosts.append(ProcessHost("executor-0-0-r1", "fleet", Task(**task), NODE, gpus, clock))
         return hosts[-1]
 
     yield start
@@ -87,11 +90,18 @@ def ignores_sigterm(pid):
     return any(int(line.split()[1], 16) & 1 << 14 for line in lines if line.startswith("SigIgn:"))
 
 
+class SlowClock(Clock):
+    """Waits ten minutes instead of seconds, if nothing happens."""
+
+    def wait(self, event, seconds):
+        return event.wait(600.0)
+
+
 def test_leaving_ends_the_wait_for_the_next_start(start):
-    host = start("import os; os._exit(1)")
-    eventually(lambda: host.report().ends >= 2)
+    host = start("import os; os._exit(1)", clock=SlowClock())
+    eventually(lambda: host.report().ends)
     host.leave(30.0)
-    eventually(lambda: host.report().life is Life.LEFT, timeout_s=1.0)
+    eventually(lambda: host.report().life is Life.LEFT)
 
 
 def test_files_folders_and_variables(start, folder, monkeypatch):
@@ -118,22 +128,32 @@ def test_files_folders_and_variables(start, folder, monkeypatch):
     assert not (secret.parent / "another").exists()
 
 
-def test_a_process_that_ends_at_once_again_and_again_is_given_up(start, monkeypatch):
+def test_a_process_that_ends_at_once_again_and_again_is_given_up(start):
     """As torchrun does whose ranks are misconfigured: it says 1, whatever they say."""
-    monkeypatch.setattr("scheduler_svc.client.processes.supervisor._FIRST_DELAY_S", 0.01)
-    host = start("import os; os._exit(1)")
+    host = start("import os; os._exit(1)", clock=HurriedClock())
     eventually(lambda: host.report().life is Life.FAILED)
     assert host.report().ends == 5
 
 
-@pytest.mark.parametrize(("code", "life"), [(75, Life.FAILED), (1, Life.RUNNING)])
-def test_a_process_that_pauses_before_it_says_that_it_cannot_start_is_given_up(start, monkeypatch, code, life):
-    monkeypatch.setattr("scheduler_svc.client.processes.supervisor._FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr("scheduler_svc.client.ray.host._QUICK_S", 0.0)
-    host = start(f"import os; os._exit({code})")
-    eventually(lambda: host.report().ends >= 5)
-    eventually(lambda: host.report().life is Life.FAILED or host.report().ends > 5)
-    assert host.report().life is life
+@pytest.mark.parametrize(
+    ("end", "is_given_up"),
+    [
+        ({"returncode": 75, "uptime_s": 60.0}, True),
+        ({"returncode": 1, "uptime_s": 9.0}, True),
+        ({"returncode": 1, "uptime_s": 11.0}, False),
+        ({"returncode": 0, "uptime_s": 1.0}, False),
+    ],
+    ids=["cannot start, after a pause", "dies early", "dies late", "leaves"],
+)
+def test_which_ends_in_a_row_leave_no_hope(end, is_given_up):
+    hope = Hope()
+    assert [hope.ends_with(ChildEnd("executor-0", **end)) for _ in range(6)][:5] == [False] * 4 + [is_given_up]
+
+
+def test_a_long_life_gives_hope_again():
+    hope, early, late = Hope(), ChildEnd("executor-0", 1, 1.0), ChildEnd("executor-0", 1, 60.0)
+    assert not any(hope.ends_with(end) for end in [early, early, early, early, late, early, early, early, early])
+    assert hope.ends_with(early)
 
 
 def test_what_was_secret_goes_with_the_process(start, folder):

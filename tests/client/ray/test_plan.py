@@ -220,7 +220,7 @@ def test_a_rollout_waits_for_a_scheduler_that_restarts(by_standby):
     least = 99
     for _ in range(200):
         ray.run(plan, 0.25)
-        serving = sum(1 for host in ray.hosts.values() if host.name.role == "executor" and ray._serves(host))
+        serving = sum(1 for host in ray.hosts.values() if host.name.role == "executor" and ray.serves(host))
         least = min(least, serving)
     assert least >= 3
     assert plan.is_complete(ray.look())
@@ -279,7 +279,7 @@ def test_a_scheduler_or_keeper_that_fails_is_tried_again(role):
 
 def test_a_standby_that_fails_does_not_keep_its_executor_from_starting_again():
     ray, plan = fleet(1, standby=True)
-    standby = next(host for host in ray.hosts.values() if host.name.role == "executor" and not ray._serves(host))
+    standby = next(host for host in ray.hosts.values() if host.name.role == "executor" and not ray.serves(host))
     standby.failed = True
     ray.run(plan, 1)
     ray.kill(HostName("executor", "0", 0, 1))
@@ -337,7 +337,7 @@ def test_a_standby_whose_executors_memory_is_gone_is_replaced():
     ray.kill(HostName("executor", "0", 0, 1))
     for host in ray.hosts.values():
         host.active = False
-    ray._serves = lambda host: host.active and ray._is_up(host)  # a keeper that has lost the pool
+    ray.serves = lambda host: host.active and ray.is_up(host)  # a keeper that has lost the pool
     ray.run(plan, STRAY_STANDBY_S + 15)
     assert new not in ray.hosts or ray.hosts[new].active
     assert plan.is_complete(ray.look()), ray.story()

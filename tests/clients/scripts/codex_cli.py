@@ -173,17 +173,4 @@ def png():
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
-report(
-    {
-        "plain": plain,
-        "usage": usage,
-        "thinking": thinking,
-        "command": command,
-        "patch": patch,
-        "namespace": namespace,
-        "schema": schema,
-        "resumed": resumed,
-        "old_image": old_image,
-        "killed": killed,
-    }
-)
+report(plain, usage, thinking, command, patch, namespace, schema, resumed, old_image, killed)

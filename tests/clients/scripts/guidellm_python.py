@@ -39,7 +39,7 @@ def not_there():
 
 
 report(
-    {
+    **{
         "plain": lambda: run("/v1/completions"),
         "stream": lambda: run("/v1/chat/completions"),
         "usage": lambda: run("/v1/chat/completions"),

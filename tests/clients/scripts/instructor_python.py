@@ -56,7 +56,7 @@ def json_object():
 
 
 report(
-    {
+    **{
         **dict.fromkeys(("plain", "stream", "usage"), only_objects),
         "tools": tools,
         "tools_stream": streamed,

@@ -165,7 +165,7 @@ def no_such():
 
 
 report(
-    {
+    **{
         "plain": plain,
         "stream": stream,
         "usage": usage,

@@ -109,19 +109,4 @@ def killed():
     equal((call.function.name, json.loads(call.function.arguments)), ("write_file", FILE))
 
 
-report(
-    {
-        "plain": plain,
-        "stream": stream,
-        "usage": usage,
-        "tools": tools,
-        "tools_stream": tools_stream,
-        "loop": loop,
-        "required": required,
-        "schema": schema,
-        "json": json_object,
-        "thinking": thinking,
-        "logprobs": logprobs,
-        "killed": killed,
-    }
-)
+report(plain, stream, usage, tools, tools_stream, loop, required, schema, thinking, logprobs, killed, json=json_object)

@@ -125,18 +125,16 @@ def logprobs():
 
 
 report(
-    {
-        "plain": plain,
-        "stream": stream,
-        "usage": usage,
-        "tools": tools,
-        "tools_stream": streamed,
-        "loop": loop,
-        "required": required,
-        "schema": schema,
-        "json": json_object,
-        "thinking": thinking,
-        "logprobs": logprobs,
-        "killed": lambda: streamed(kill=True),
-    }
+    plain,
+    stream,
+    usage,
+    tools,
+    loop,
+    required,
+    schema,
+    thinking,
+    logprobs,
+    tools_stream=streamed,
+    json=json_object,
+    killed=lambda: streamed(kill=True),
 )

@@ -111,18 +111,16 @@ def not_there():
 
 
 report(
-    {
-        "plain": plain,
-        "stream": stream,
-        "usage": usage,
-        "tools": tools,
-        "tools_stream": streamed,
-        "loop": loop,
-        "required": not_there,
-        "schema": schema,
-        "json": json_object,
-        "thinking": thinking,
-        "logprobs": not_there,
-        "killed": killed,
-    }
+    plain,
+    stream,
+    usage,
+    tools,
+    loop,
+    schema,
+    thinking,
+    killed,
+    tools_stream=streamed,
+    required=not_there,
+    json=json_object,
+    logprobs=not_there,
 )

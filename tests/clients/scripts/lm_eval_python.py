@@ -79,7 +79,7 @@ def not_there():
 
 prepare()
 report(
-    {
+    **{
         "plain": plain,
         **dict.fromkeys(
             ("stream", "usage", "tools", "tools_stream", "loop", "required", "schema", "json", "thinking"), not_there

@@ -167,7 +167,7 @@ def no_such():
 
 
 report(
-    {
+    **{
         "plain": plain,
         "stream": stream,
         "usage": usage,

@@ -134,15 +134,4 @@ def killed():
     equal([name for name, _, _ in lines], [f"line {index}" for index in range(6)])
 
 
-report(
-    {
-        "files": files,
-        "batch": batch,
-        "bad_lines": bad_lines,
-        "embeddings": embeddings,
-        "completions": completions,
-        "listed": listed,
-        "cancel": cancel,
-        "killed": killed,
-    }
-)
+report(files, batch, bad_lines, embeddings, completions, listed, cancel, killed)

@@ -128,15 +128,4 @@ def delete():
     refused(openai.NotFoundError, lambda: responses().retrieve(first.id))
 
 
-report(
-    {
-        "goes_on": goes_on,
-        "own_items": own_items,
-        "references": references,
-        "input_items": input_items,
-        "background": background,
-        "resumed": resumed,
-        "cancel": cancel,
-        "delete": delete,
-    }
-)
+report(goes_on, own_items, references, input_items, background, resumed, cancel, delete)

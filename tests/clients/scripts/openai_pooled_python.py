@@ -47,14 +47,4 @@ def no_ranking():
     raise DoesNotApply("has embeddings only")
 
 
-report(
-    {
-        "vector": vector,
-        "several": several,
-        "encodings": encodings,
-        "dimensions": dimensions,
-        "token_ids": token_ids,
-        "ranking": no_ranking,
-        "top_n": no_ranking,
-    }
-)
+report(vector, several, encodings, dimensions, token_ids, ranking=no_ranking, top_n=no_ranking)

@@ -174,18 +174,5 @@ def killed():
 
 if __name__ == "__main__":
     report(
-        {
-            "plain": plain,
-            "stream": stream,
-            "usage": usage,
-            "tools": tools,
-            "tools_stream": tools_stream,
-            "loop": loop,
-            "required": required,
-            "schema": schema,
-            "json": json_object,
-            "thinking": thinking,
-            "logprobs": logprobs,
-            "killed": killed,
-        }
+        plain, stream, usage, tools, tools_stream, loop, required, schema, thinking, logprobs, killed, json=json_object
     )

@@ -106,4 +106,4 @@ def no_ranking():
 
 
 CLIENTS = {"langchain": langchain, "llama_index": llama_index, "litellm": litellm}
-report({"ranking": no_ranking, "top_n": no_ranking, **CLIENTS[os.environ["CLIENT"]]()})
+report(**{"ranking": no_ranking, "top_n": no_ranking, **CLIENTS[os.environ["CLIENT"]]()})

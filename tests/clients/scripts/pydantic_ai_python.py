@@ -182,7 +182,7 @@ def no_such():
 
 
 report(
-    {
+    **{
         "plain": plain,
         "stream": stream,
         "usage": usage,

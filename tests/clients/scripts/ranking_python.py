@@ -53,7 +53,7 @@ def no_vectors():
 
 
 report(
-    {
+    **{
         **dict.fromkeys(("vector", "several", "encodings", "dimensions", "token_ids"), no_vectors),
         "ranking": ranking,
         "top_n": top_n,

@@ -122,10 +122,11 @@ def while_killing(feature: Feature, num_tokens: int = INSIDE_THE_CALL) -> None:
         done.result()
 
 
-def report(features: dict[str, Feature]) -> None:
-    """Try all features, in this order."""
-    wanted = set(sys.argv[3:]) or set(features)
-    for name, feature in features.items():
+def report(*features: Feature, **by_other_names: Feature) -> None:
+    """Try all features, in this order; those are called like their functions that have no other name."""
+    named = {feature.__name__: feature for feature in features} | by_other_names
+    wanted = set(sys.argv[3:]) or set(named)
+    for name, feature in named.items():
         if name not in wanted:
             continue
         try:

@@ -119,18 +119,16 @@ def logprobs():
 
 
 report(
-    {
-        "plain": plain,
-        "stream": stream,
-        "usage": usage,
-        "tools": loop,
-        "tools_stream": streamed,
-        "loop": lambda: loop(streaming=True),
-        "required": required,
-        "schema": schema,
-        "json": json_object,
-        "thinking": thinking,
-        "logprobs": logprobs,
-        "killed": lambda: streamed(kill=True),
-    }
+    plain,
+    stream,
+    usage,
+    required,
+    schema,
+    thinking,
+    logprobs,
+    tools=loop,
+    tools_stream=streamed,
+    loop=lambda: loop(streaming=True),
+    json=json_object,
+    killed=lambda: streamed(kill=True),
 )

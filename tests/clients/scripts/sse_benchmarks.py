@@ -97,7 +97,7 @@ def not_there():
 
 
 report(
-    {
+    **{
         "plain": completions,
         "stream": chats,
         "usage": chats,
