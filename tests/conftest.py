@@ -13,6 +13,7 @@ import pytest
 from tests.support import effort, file_times, gpu
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would take the core of another process's tests
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 gpu.choose_interpreter()
