@@ -352,7 +352,8 @@ class RawCore(NamedTuple):
 @contextlib.asynccontextmanager
 async def raw_core(tmp_path: Path) -> AsyncIterator[RawCore]:
     """A link that has heard of the fleet, and its router."""
-    endpoint, made = f"ipc://{tmp_path}/core.sock", []
+    endpoint = f"ipc://{tmp_path}/core.sock"
+    made: list[WatchedSocket] = []
 
     def make_socket(*args) -> WatchedSocket:
         made.append(WatchedSocket(*args))
