@@ -316,7 +316,8 @@ class WatchedSocket(CoreSocket):
 
 @contextlib.contextmanager
 def router() -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context.instance().socket(zmq.ROUTER) as made:
+    made: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    with made:
         made.linger = 0
         yield made
 
