@@ -30,7 +30,7 @@ def link() -> Link:
 
 
 def clocks(wall_s: float = WALL_S) -> Clocks:
-    return Clocks(wall_s, 0.0, 5.0)
+    return Clocks(wall_s, 0.0, 1000.0)
 
 
 @pytest.fixture
