@@ -11,7 +11,7 @@ from tests.support.pages import anchors, without_blocks
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCE = re.compile(r"(?:[\w.-]+/)*[\w.-]+\.(?:py|md|yaml|toml|cpp|h|sh|js|css)|(?:[\w.-]+/)+")
 # The houses that a page is about, whose names it leaves out of paths. Where nothing else is said it is the scheduler's.
-ABOUT = dict.fromkeys(("README.md", "CONTRIBUTING.md", "CHANGELOG.md"), ())
+ABOUT: dict[str, tuple[str, ...]] = dict.fromkeys(("README.md", "CONTRIBUTING.md", "CHANGELOG.md"), ())
 ABOUT |= {
     "architecture.md": ("scheduler_svc", "executor_svc"),
     "executor.md": ("executor_svc",),

@@ -7,7 +7,7 @@ import time
 from scheduler_svc.client.clock import Clock
 from tests.client.fleet_model import FleetModel
 
-WATCH_S = 0.02
+WATCH_S = 0.05
 
 
 class HurriedClock(Clock):

@@ -169,9 +169,13 @@ class BatchRun:
         """Results become files, some at a time."""
         is_more = True
         while is_more:
-            file_ids = {"output_file_id": new_file_id(), "error_file_id": new_file_id()}
             is_more = await self._tools.store.ask(
-                self._owner, batch_results.finalize, *self._name, self._tools.store.now(), **file_ids
+                self._owner,
+                batch_results.finalize,
+                *self._name,
+                self._tools.store.now(),
+                output_file_id=new_file_id(),
+                error_file_id=new_file_id(),
             )
 
     async def _batch(self) -> StoredBatch:

@@ -47,25 +47,8 @@ def test_a_stream_goes_on_counting_where_it_was(steps: list[tuple[int, str, int]
 @pytest.mark.parametrize(
     "bad",
     [
-        "",
-        ".",
-        "x",
-        "-1",
-        "1.",
-        ".1",
-        "1..2",
-        "01",
-        "1!!",
-        "!",
-        "-!",
-        "1 ",
-        " 1",
-        "1\n",
-        "end.1",
-        "END",
-        "\uff11",
-        "9" * 11,
-        "0x1",
+        *(".", "x", "-1", "1.", ".1", "1..2", "01", "1!!", "!", "-!", "end.1", "END", "0x1", "\uff11"),
+        *("", "1 ", " 1", "1\n", "9" * 11),
     ],
 )
 def test_what_is_no_id(bad: str):

@@ -156,20 +156,20 @@ WRONG = {
 
 
 PHRASES = [
-    "\n</parameter>",
-    "</function>",
-    "\n</tool_call>",
-    "\n<parameter=x>",
-    "</think>",
-    '"',
-    "}",
-    "]",
-    "we",
-    "any",
-    "x",
-    "</",
-    '": ',
-    "5",
+    *(
+        "\n</parameter>",
+        "</function>",
+        "\n</tool_call>",
+        "\n<parameter=x>",
+        "</think>",
+        '"',
+        "}",
+        "]",
+        "we",
+        "any",
+        "x",
+    ),
+    *("</", '": ', "5"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 
 from common import messages as m
-from scheduler_svc.frontend.answers.messages_api.blocks import _input
+from scheduler_svc.frontend.answers.messages_api.blocks import tool_input
 from tests.frontend.thinker import CALL, CITY, accepts, answering, prompt_of, running_thinker
 from tests.support.demo_tokenizer import EOS, ids
 from tests.support.fake_core import MAX_MODEL_LEN, FakeCore, Step, delta, outputs, refuse, say, tokens_of
@@ -279,7 +279,7 @@ def test_an_answer_of_nothing(client: anthropic.Anthropic, core: FakeCore):
 )
 def test_input_is_an_object_whatever_the_model_wrote(arguments: str, is_kept: bool):
     expected = arguments if is_kept else json.dumps({"INVALID_JSON": arguments}, separators=(",", ":"))
-    assert bytes(_input(arguments)).decode() == expected
+    assert bytes(tool_input(arguments)).decode() == expected
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])

@@ -32,7 +32,7 @@ from tests.frontend.answers.responses.told import ID
 from tests.frontend.background.working import CORE_ID, SOON, WORDS, ended, keep, working
 from tests.frontend.links import in_event_loop, linked_core, until
 from tests.support.demo_tokenizer import TOKENIZER
-from tests.support.fake_core import refuse, say, silence
+from tests.support.fake_core import Prompter, refuse, say, silence
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 OPENING = ["response.created", "response.queued", "response.in_progress"]
@@ -190,10 +190,15 @@ async def test_a_stream_ends_with_its_last_event(tmp_path: Path):
     async def never(*_: object) -> None:
         pytest.fail("written again")
 
-    async with linked_core(tmp_path, say(WORDS, pause_s=0.01)) as (_, link), streaming(link, tmp_path) as got:
-        _, store, front = got
+    prompter = Prompter()
+    async with linked_core(tmp_path, prompter) as (core, link), streaming(link, tmp_path) as (made, store, front):
         await keep(store)
-        events = await Client(front, store, long_work=never, retry_s=3600.0).read()
+        made.start("", ID)
+        await until(lambda: core.submits)
+        client = Client(front, store, long_work=never, retry_s=3600.0)
+        await until(lambda: client.types == OPENING)
+        prompter.say(WORDS, "length")
+        events = await client.read()
         assert events[-1]["type"] == "response.incomplete"
         assert numbers(events) == list(range(len(events)))
 

@@ -316,7 +316,8 @@ class WatchedSocket(CoreSocket):
 
 @contextlib.contextmanager
 def router() -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context.instance().socket(zmq.ROUTER) as made:
+    made: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    with made:
         made.linger = 0
         yield made
 
@@ -352,7 +353,8 @@ class RawCore(NamedTuple):
 @contextlib.asynccontextmanager
 async def raw_core(tmp_path: Path) -> AsyncIterator[RawCore]:
     """A link that has heard of the fleet, and its router."""
-    endpoint, made = f"ipc://{tmp_path}/core.sock", []
+    endpoint = f"ipc://{tmp_path}/core.sock"
+    made: list[WatchedSocket] = []
 
     def make_socket(*args) -> WatchedSocket:
         made.append(WatchedSocket(*args))

@@ -30,37 +30,9 @@ SCHEMA = {
 }
 TAG = re.compile(r"</?[a-z_]+(=[^>\n]*)?>")
 PIECES = [
-    *(
-        "Жук",
-        "月",
-        "🦊",
-        "🏳️‍🌈",
-        "é",
-        "plain",
-        " ",
-        "\n",
-        "\t",
-        "\r\n",
-        "\x00",
-        '"',
-        "'",
-        "\\",
-        "{",
-        "}",
-        "[",
-        "<",
-        "1.10",
-    ),
-    *(
-        "null",
-        "True",
-        "</parameter>",
-        "</function>",
-        "</tool_call>",
-        "<parameter=text>",
-        "<tool_call>",
-        "</function>\n",
-    ),
+    *("Жук", "月", "🦊", "🏳️‍🌈", "é", "plain", '"', "'", "\\", "{", "}", "[", "<"),
+    *("1.10", "null", "True", "<parameter=text>", "<tool_call>"),
+    *("</parameter>", "</function>", "</tool_call>", "</function>\n", " ", "\n", "\t", "\r\n", "\x00"),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
 VALUES = st.recursive(
@@ -75,22 +47,8 @@ DAMAGE = st.tuples(
     st.integers(0, 996).map(lambda number: number * 5 % 997 / 997),  # small numbers are everywhere in a text
     st.sampled_from(
         [
-            '"',
-            "\n",
-            "\t",
-            "\x1f",
-            "\\",
-            "'",
-            ",",
-            "<",
-            "]",
-            "True",
-            '\\"',
-            "</tool_call>",
-            "</parameter>",
-            "\n<parameter=maybe>",
-            "<function=f>",
-            "🦊",
+            *('"', "\\", "'", ",", "<", "]", "True", '\\"', "</tool_call>", "</parameter>"),
+            *("<function=f>", "🦊", "\n", "\t", "\x1f", "\n<parameter=maybe>"),
         ]
     ),
 )

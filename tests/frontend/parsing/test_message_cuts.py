@@ -20,24 +20,7 @@ TAG = re.compile(r"</?(think|tool_call|function|parameter)\b")
 PIECES = st.sampled_from(
     [
         *("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>"),
-        *(
-            "<parameter=b>",
-            "</parameter>",
-            "<",
-            "</",
-            "<function=",
-            ">",
-            "\n",
-            " ",
-            "{",
-            "}",
-            "[",
-            "]",
-            '"',
-            "\\",
-            ",",
-            ":",
-        ),
+        *("<parameter=b>", "</parameter>", "<", "</", "<function=", ">", "\n", " ", *'{}[]"\\,:'),
         *('"name"', '"arguments"', '"parameters"', '"f"', "5", "text", "\\ud83e", "\\udd8a", "🦊", HERMES, CODER, JSON),
         *('{"name": "f", "arguments": ', " " * 70, "\n" * 30, '<tool_call>{"name": "f", "arguments": "'),
     ]

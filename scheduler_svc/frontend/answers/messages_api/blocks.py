@@ -117,12 +117,12 @@ def _whole(block: ContentBlock, text: str) -> ContentBlock:
         case ThinkingBlock(signature=signature):
             return ThinkingBlock(text, signature)
         case ToolUseBlock(id=call_id, name=name):
-            return ToolUseBlock(call_id, name, _input(text))
+            return ToolUseBlock(call_id, name, tool_input(text))
         case _:
             return TextBlock(text)
 
 
-def _input(arguments: str) -> Raw:
+def tool_input(arguments: str) -> Raw:
     """A call's arguments as they were written. Where they are no object, since the call was cut, what there is of them
     stands in one, under the name that Anthropic's documentation has for that: so no client takes them for arguments."""
     return Raw(arguments.encode() if is_object(arguments) else to_json(InvalidJson(arguments)))
