@@ -327,44 +327,6 @@ NAMED_LIKE_ANOTHER = {
     "frontend/test_process.py",
     "kernels/gpu/test_marks.py",
 }
-# What imports a test, by room. No more may, and these are to stop: what two tests share belongs into a helper module.
-IMPORTS_A_TEST = {
-    "client/commands/test_responses.py",
-    "core/requests/test_outbox_fuzz.py",
-    "core/scheduling/test_adoption_fuzz.py",
-    "e2e/test_kept_ranks.py",
-    "executor_svc/devices/test_asked_on_gpu_kernels.py",
-    "executor_svc/devices/test_standby_on_gpu_kernels.py",
-    "executor_svc/keeper/test_kept_pool.py",
-    "executor_svc/keeper/test_pool_ranks.py",
-    "executor_svc/runner/test_late_masks.py",
-    "executor_svc/runner/test_prompt_logprobs.py",
-    "executor_svc/service/test_group.py",
-    "executor_svc/service/test_group_of_machines.py",
-    "executor_svc/service/test_scheduler_address.py",
-    "executor_svc/test_out_of_reach.py",
-    "executor_svc/test_sizing.py",
-    "frontend/answers/responses/test_events.py",
-    "frontend/answers/test_chat_messages.py",
-    "frontend/answers/test_ends_of_dialects.py",
-    "frontend/background/test_event_feed.py",
-    "frontend/background/test_traced_work.py",
-    "frontend/background/test_worker.py",
-    "frontend/http/test_anthropic_client.py",
-    "frontend/http/test_background_stream.py",
-    "frontend/http/test_message_going_on.py",
-    "frontend/http/test_openai_tools.py",
-    "frontend/http/test_sent_back.py",
-    "frontend/parsing/test_call_fuzz.py",
-    "frontend/requests/messages_api/test_chat.py",
-    "frontend/requests/responses/test_tools.py",
-    "frontend/requests/test_chat.py",
-    "frontend/tracing/test_access_log.py",
-    "kernels/cpu/test_trust.py",
-    "page/test_login_proxies.py",
-    "page/test_looks.py",
-    "rig/test_kept_service.py",
-}
 
 
 def modules_of_tests(room: str) -> list[Path]:
@@ -395,4 +357,4 @@ def test_no_test_imports_a_test():
     tests = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules_of_tests("")}
     like_one = [path for path in files_of("tests") if re.search(r"(import|\.) ?test_", path.read_text())]
     found = {str(path.relative_to(TESTS)) for path in like_one if imports(path) & tests}
-    assert found <= IMPORTS_A_TEST, f"these do: {sorted(found - IMPORTS_A_TEST)}"
+    assert not found, f"these do: {sorted(found)}"

@@ -3,29 +3,16 @@
 import asyncio
 import os
 import signal
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from scheduler_svc.client.processes.local_fleet import executor_name
 from tests.e2e.streams import texts
 from tests.support.eventually import eventually
-from tests.support.fleets import report, running_fleet, wait_for_standby
+from tests.support.fleets import rank_pids, report, running_fleet, wait_for_standby
 from tests.support.processes import is_running
 
 RANKS = 2
-
-
-def rank_pids(fleet, index):
-    """Process ids of an executor's ranks, in their order."""
-    torchrun = fleet.pids[executor_name(index)]
-    found = subprocess.run(["pgrep", "--parent", str(torchrun)], capture_output=True, text=True, check=True)
-    ranks = {}
-    for pid in map(int, found.stdout.split()):
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        ranks[next(int(line[5:]) for line in environment if line.startswith(b"RANK="))] = pid
-    return [ranks[rank] for rank in range(RANKS)]
 
 
 def wait_for_end(fleet, index):

@@ -16,11 +16,11 @@ import pytest
 from common import messages as m
 from scheduler_svc.client.processes.keeper import ask_keeper
 from scheduler_svc.client.processes.local_fleet import LocalFleet, executor_name
-from tests.e2e.conftest import client_of, running_fleet
-from tests.e2e.test_kept_ranks import rank_pids
+from tests.e2e.conftest import client_of
 from tests.rig.streams import NEW_TOKENS, stream
 from tests.support.eventually import eventually
 from tests.support.fake_cuda import bytes_of_all_processes
+from tests.support.fleets import rank_pids, running_fleet
 
 NUM_STREAMS = 12
 OPTIONS = ("--device", "cuda", "--max-num-seqs", "16", "--max-batch-tokens", "256", "--num-blocks", "64")

@@ -1,13 +1,14 @@
 """Both services as processes of a test."""
 
 import contextlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, free_ports
+from scheduler_svc.client.processes.local_fleet import FleetSpec, LocalFleet, executor_name, free_ports
 from tests.support.eventually import eventually
 
 
@@ -76,3 +77,14 @@ def standby_waits(fleet: LocalFleet) -> bool:
 def wait_for_standby(fleet: LocalFleet) -> None:
     """Return when each executor that computes has one that waits for its end."""
     eventually(lambda: standby_waits(fleet))
+
+
+def rank_pids(fleet: LocalFleet, index: int) -> list[int]:
+    """Return the process ids of an executor's ranks, in their order."""
+    torchrun = fleet.pids[executor_name(index)]
+    found = subprocess.run(["pgrep", "--parent", str(torchrun)], capture_output=True, text=True, check=True)
+    ranks = {}
+    for pid in map(int, found.stdout.split()):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        ranks[next(int(line[5:]) for line in environment if line.startswith(b"RANK="))] = pid
+    return [ranks[rank] for rank in sorted(ranks)]
