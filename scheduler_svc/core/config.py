@@ -9,6 +9,7 @@ from common.vocabulary import Vocabulary
 from scheduler_svc.core.autoscaling.settings import ScaleSettings
 from scheduler_svc.core.fleet.step_clock import DEFAULT_FLOOR_S
 from scheduler_svc.core.observability.sequence_lives import MAX_ENDED
+from scheduler_svc.core.requests.frontends import END_AFTER_S
 from scheduler_svc.core.requests.group_commit import JournalState
 from scheduler_svc.core.requests.request_manager import RECONNECT_GRACE_S
 from scheduler_svc.core.requests.retention import MAX_RETAINED
@@ -33,6 +34,7 @@ class CoreConfig:
         first_batch: number of the first batch for the journal; above all that are in it.
         scale: between which sizes the fleet is to move; None if its size is not decided here.
         client_ids: of all API keys, by their names, for a journal of a release without ids; None if nobody needs a key.
+        end_frontend_after_s: how long a frontend may be silent before it is ended.
         max_retained: requests that have ended and are kept for clients that come back.
         max_lives: requests that have ended and whose lives are remembered.
         wall_offset_s: what to add to the caller's time to get the time on the journal's timeline (`journal_time.py`).
@@ -51,6 +53,7 @@ class CoreConfig:
     first_batch: int = 1
     scale: ScaleSettings | None = None
     client_ids: Mapping[str, str] | None = None
+    end_frontend_after_s: float = END_AFTER_S
     max_retained: int = MAX_RETAINED
     max_lives: int = MAX_ENDED
     wall_offset_s: float = 0.0

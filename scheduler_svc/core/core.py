@@ -69,6 +69,7 @@ class Core:
             config.journal,
             config.first_batch,
             wall_offset_s=config.wall_offset_s,
+            end_frontend_after_s=config.end_frontend_after_s,
             max_retained=config.max_retained,
             client_ids=config.client_ids,
             vocabularies=config.vocabularies,

@@ -14,12 +14,14 @@ class Keys(ApiKeys):
         facts: of every client.
 
     Attributes:
+        num_missing: times that one without a key was asked for.
         revoked: clients of which `newly_revoked` tells next.
     """
 
     def __init__(self, *taken: str, **facts: Any) -> None:
         super().__init__()
         self.taken = {*taken}
+        self.num_missing = 0
         self.revoked: list[ApiClient] = []
         self._facts = {"max_open_requests": 0, "is_admin": False, "may_read_status": False} | facts
 
@@ -29,6 +31,7 @@ class Keys(ApiKeys):
 
     def of_id(self, client_id: str) -> ApiClient | None:
         """As the real ones tell it."""
+        self.num_missing += client_id in self.taken
         return None if client_id in self.taken else self.client(client_id)
 
     def newly_revoked(self) -> list[ApiClient]:

@@ -245,6 +245,18 @@ def test_garbage_at_both_sockets_does_no_harm(core):
         vandal.close()
 
 
+def test_a_frontend_that_hangs_is_cut_off_and_its_requests_go_on(tmp_path):
+    with running_core(tmp_path, end_frontend_after_s=3.0) as core:
+        hanging, front = core.frontend(), core.frontend()
+        hanging.submit("a", [1] * 9, max_tokens=110)
+        eventually(lambda: front.status() and len(core.core_process.core.requests.frontends) == 1)
+        FakeExecutor(core.back)
+        front.send(m.Attach(request_id="a"))
+        assert front.receive(m.Attached).found
+        eventually(lambda: front.status() and ("a", 0) in front.ends)  # it speaks, and does not hang
+        assert front.tokens["a", 0] == expected([1] * 9, max_tokens=110)
+
+
 def test_frontends_hear_that_an_executor_drains(core):
     leaver = FakeExecutor(core.back, obey=lambda plan: False)
     front = core.frontend()

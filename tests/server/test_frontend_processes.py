@@ -185,11 +185,16 @@ class Starts:
 
 def test_a_frontend_that_hangs_is_killed_and_no_other_process_is():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        processes = FrontendProcesses(1, listener, [], popen=Starts(None))
+        processes = FrontendProcesses(1, listener, [], popen=Starts(None, None))
         processes.tick(0.0)
         assert not processes.end(os.getpid())
         assert processes.end(processes.named()["frontend-1"])
         eventually(lambda: not processes.alive())
+        for now in (0.1, 0.2 + RESTART_DELAY_S):
+            processes.tick(now)
+        assert processes.alive(), "it is started again"
+        processes.kill()
+        assert not processes.alive()
 
 
 def test_an_address_that_stays_in_use_is_not_waited_for_for_ever():

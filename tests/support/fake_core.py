@@ -254,7 +254,7 @@ class KnownRequest:
 
 class FakeCore:
     """Stands in for the core of a service at the frontend's end. Runs in a thread of its own until closed. What arrived
-    lies in `submits`, `cancels`, `detaches`, `attaches`, `drains`, `counts`, `life_queries` and `num_hellos`.
+    lies in `submits`, `cancels`, `detaches`, `attaches`, `revoked`, `drains`, `counts`, `life_queries`, `num_hellos`.
 
     It has no executors, limits or journal, checks nothing that it is sent, forgets no request, and numbers nothing by
     time: what its answers are, a script decides alone.
@@ -310,6 +310,7 @@ class FakeCore:
         self.cancels: list[m.Cancel] = []
         self.attaches: list[m.Attach] = []
         self.detaches: list[m.Detach] = []
+        self.revoked: list[str] = []
         self.drains: list[m.DrainExecutor] = []
         self.counts: list[m.FrontendCounts] = []
         self.life_queries: list[str] = []
@@ -354,6 +355,8 @@ class FakeCore:
                 self.drains.append(message)
                 epoch = 0 if self.refusal else 7
                 self._send(router, sender, m.DrainReply(query_id=query_id, epoch=epoch, refusal=self.refusal))
+            case m.Revoke(client=client):
+                self.revoked.append(client)
             case m.FrontendCounts():
                 self.counts.append(message)
             case m.StatusQuery() | m.MetricsQuery() | m.LifeQuery() if not self.answers_queries:

@@ -9,9 +9,14 @@ END_AFTER_S = 30.0  # longer than any work that a frontend does in one piece: th
 
 
 class Frontends:
-    """Connected frontends. A silent one stays connected: its process may be busy, or frozen for a while."""
+    """Connected frontends. A silent one stays connected: its process may be busy, or frozen for a while.
 
-    def __init__(self) -> None:
+    Args:
+        end_after_s: how long one may be silent before it counts as hanging.
+    """
+
+    def __init__(self, end_after_s: float = END_AFTER_S) -> None:
+        self._end_after_s = end_after_s
         self._last_heard: dict[Peer, float] = {}
         self._pids: dict[Peer, int] = {}
         self._silent: set[Peer] = set()
@@ -59,7 +64,7 @@ class Frontends:
 
     def hanging(self, now: float) -> list[tuple[Peer, float]]:
         """Frontends that will not speak again, with the seconds of their silence."""
-        return self._silences(now, END_AFTER_S)
+        return self._silences(now, self._end_after_s)
 
     def paused(self, seconds: float, now: float) -> None:
         """This side has not run for so long, and could not hear."""

@@ -17,7 +17,7 @@ from scheduler_svc.core.actions import Action, EndFrontend, Level, Peer, log_lin
 from scheduler_svc.core.requests import log_lines
 from scheduler_svc.core.requests.accounts import Accounts
 from scheduler_svc.core.requests.announcements import Acceptance, Announcement, Attachment
-from scheduler_svc.core.requests.frontends import Frontends
+from scheduler_svc.core.requests.frontends import END_AFTER_S, Frontends
 from scheduler_svc.core.requests.group_commit import (
     BatchSaved,
     GroupCommit,
@@ -75,6 +75,7 @@ class RequestManager:
         client_ids: of all API keys, by their names, for a journal of a release without ids; None if nobody needs a key.
         reconnect_grace_s: how long a request without a reader goes on.
         return_within_s: how long a restored one waits for its client at least.
+        end_frontend_after_s: how long a frontend may be silent before it is ended.
         max_retained: requests that have ended and are kept for clients that come back.
 
     Attributes:
@@ -96,9 +97,10 @@ class RequestManager:
         client_ids: Mapping[str, str] | None = None,
         reconnect_grace_s: float = RECONNECT_GRACE_S,
         return_within_s: float = RETURN_WITHIN_S,
+        end_frontend_after_s: float = END_AFTER_S,
         max_retained: int = MAX_RETAINED,
     ) -> None:
-        self.frontends = Frontends()
+        self.frontends = Frontends(end_frontend_after_s)
         self.outbox = Outbox()
         self.table = RequestTable(Retention(max_retained))
         self.group_commit: GroupCommit[Announcement] = GroupCommit(journal, first_batch)

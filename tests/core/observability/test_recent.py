@@ -6,7 +6,7 @@ import pytest
 from common import messages as m
 from scheduler_svc.core.observability.histogram import WeightedHistogram
 from scheduler_svc.core.observability.prometheus_text import BETWEEN_TOKENS
-from scheduler_svc.core.observability.recent import STEP_S, WINDOW_S, History, RecentPercentiles
+from scheduler_svc.core.observability.recent import MAX_PAUSES, STEP_S, WINDOW_S, History, Pauses, RecentPercentiles
 from tests.support.service import Service
 
 
@@ -71,3 +71,13 @@ def test_the_status_has_percentiles_of_what_was_served():
     assert (report.first_token.count, report.between_tokens.count) == (1, 5)
     assert 0.01 <= report.first_token.p50 <= 0.025
     assert 0.015 <= report.between_tokens.p99 <= 0.02
+
+
+def test_the_last_pauses_are_remembered_once_all_have_gone_on():
+    pauses = Pauses()
+    for epoch in range(MAX_PAUSES + 3):
+        pauses.began(epoch, 2)
+        pauses.over(epoch, 0.5)
+        assert epoch not in pauses.longest_s
+        pauses.over(epoch, 0.25)
+    assert pauses.longest_s == dict.fromkeys(range(3, MAX_PAUSES + 3), 0.5)

@@ -10,6 +10,7 @@ import pytest
 
 from common import messages as m
 from common.plan import parse_plan
+from scheduler_svc.core.fleet.fleet import DOUBTED_FOR_S
 from scheduler_svc.core.sequence import Sequence
 from tests.support.chores import done
 from tests.support.oracle import OracleExecutor
@@ -183,6 +184,15 @@ def test_an_executor_that_computes_no_numbers_attracts_nobody():
     assert [member.hello.executor for member in service.core.fleet] == ["broken", "good"]
     assert service.metric("baton_rows_without_numbers_total") == 1
     assert len(service.events("scores are no numbers")) == 1
+
+
+def test_an_executor_is_in_doubt_for_a_while():
+    service = broken(1, ["alice"])
+    executor = service.core.scheduler.executor(1)
+    service.wait(DOUBTED_FOR_S - 1.0)
+    assert executor.is_doubtful
+    service.wait(2.0)
+    assert not executor.is_doubtful
 
 
 def test_two_clients_get_it_out():

@@ -262,6 +262,17 @@ async def test_queries(tmp_path: Path):
 
 
 @in_event_loop
+async def test_a_client_that_is_revoked_is_told_to_a_core_that_is_there(tmp_path: Path):
+    async with linked_core(tmp_path) as (core, link):
+        link.revoke("ann")
+        await until(lambda: core.revoked == ["ann"])
+        await asyncio.to_thread(core.close)
+        await until(lambda: not link.is_up)
+        with pytest.raises(RequestRejected, match="cannot be reached"):
+            link.revoke("bob")
+
+
+@in_event_loop
 async def test_a_query_that_is_not_answered_in_time_is_given_up(tmp_path: Path):
     async with linked_core(tmp_path, query_timeout_s=0.1) as (core, link):
         core.answers_queries = False
