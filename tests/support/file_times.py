@@ -45,7 +45,7 @@ class FileTimes:
         """Count a test with its fixtures."""
         before = cpu_seconds()
         result = yield
-        self.seconds[item.location[0]] += cpu_seconds() - before  # type: ignore[assignment]  # floats count as well
+        self.seconds[item.nodeid.split("::")[0]] += cpu_seconds() - before  # type: ignore[assignment]  # floats count as well
         return result
 
     def pytest_testnodedown(self, node: Any) -> None:
