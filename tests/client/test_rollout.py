@@ -80,7 +80,6 @@ def test_a_successor_that_does_not_come_is_a_clear_failure(baton, fleet):
 
 
 @pytest.mark.usefixtures("fleet_time")
-@pytest.mark.usefixtures("fleet_time")
 def test_what_was_replaced_is_shown_even_then(baton, fleet):
     drain = fleet.drain
 

@@ -23,7 +23,7 @@ def busy(tmp_path):
 
 
 def test_signals_do_not_end_the_wait_for_a_busy_keeper(busy):
-    """A connect to a socket of this kind that a signal interrupts has to be asked for again."""
+    """The kernel gives up a connect that a signal interrupts, so it is asked for again."""
     listener, path = busy
     num_signals = 0
 
