@@ -171,14 +171,14 @@ def test_a_repetition_penalty_is_what_the_service_takes(baton, server, value, ex
 
 def test_silence_is_a_failure(baton, server):
     server.delay_s = 5
-    result = baton("generate", "x", "--timeout", 0.2)
+    result = baton("generate", "x", "--timeout", 1)
     assert result.exit_code == 1
     assert "--timeout" in result.stderr
 
 
 def test_a_silent_stream_that_sends_comments_is_alive(baton, server):
-    server.token_delay_s, server.comment_interval_s = 0.5, 0.05
-    result = baton("generate", "x", "--timeout", 0.25, "--max-tokens", 1)
+    server.token_delay_s, server.comment_interval_s = 1.1, 0.05
+    result = baton("generate", "x", "--timeout", 1, "--max-tokens", 1)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "w0 \n", "")
 
 

@@ -227,11 +227,11 @@ def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: Fake
             stream.close()
     else:
         core.script = lambda submit: iter([wait_s])
-        with frontend.client().with_options(timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
+        with frontend.client().with_options(timeout=1.0) as client, pytest.raises(openai.APITimeoutError):
             client.completions.create(model=MODEL, prompt="x", stream=when == "before the first token")
     left = time.monotonic()
-    eventually(lambda: core.cancels, 1.0)
-    assert time.monotonic() - left < 1.0
+    eventually(lambda: core.cancels)
+    assert time.monotonic() - left < 15.0, "before its next token could come"
     assert core.cancels[0].request_id == core.submits[0].request_id
 
 
