@@ -1,5 +1,6 @@
 """Where the keeper's socket is, and how to reach the keeper behind it."""
 
+import errno
 import os
 import socket
 import struct
@@ -71,7 +72,7 @@ def connect_to_keeper(socket_path: Path, timeout_s: float) -> socket.socket:
         # Python's own timeout would make the socket non-blocking, and such a one fails at once if the backlog is full.
         connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
         with SocketPath(socket_path) as place:
-            connecting.connect(place.path)
+            _connect(connecting, place.path)
         connecting.settimeout(timeout_s)
         if (uid := peer_of(connecting)[1]) != os.geteuid():
             raise KeeperError(f"{socket_path} is of user {user_name(uid)}, this process of {user_name(os.geteuid())}")
@@ -85,6 +86,23 @@ def connect_to_keeper(socket_path: Path, timeout_s: float) -> socket.socket:
         connecting.close()
         raise
     return connecting
+
+
+def _connect(connecting: socket.socket, path: str) -> None:
+    """Connect, whatever signals come.
+
+    A signal that interrupts the wait for a place in the backlog leaves the socket as it was, and Python, which expects
+    the kernel to go on with it, returns as if it were connected.
+    """
+    while True:
+        connecting.connect(path)
+        try:
+            connecting.getpeername()
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+        else:
+            return
 
 
 def _timeval(seconds: float) -> bytes:

@@ -297,10 +297,10 @@ def test_a_full_disk_does_not_keep_from_resuming(tmp_path):
     with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path):
         path = tmp_path / "journal.db"
         with endless_writer(path) as process:
-            process.stdout.readline()
+            saved = int(process.stdout.readline())
         with pytest.raises(OSError, match="No space"):
             (tmp_path / "ballast").write_bytes(bytes(1 << 20))
-        assert load(path)[0][0] == 1
+        assert load(path)[-1][0] >= saved
 
 
 def test_an_io_error_fails_batches_until_it_is_gone(path):

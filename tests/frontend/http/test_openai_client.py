@@ -223,7 +223,7 @@ def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: Fake
             stream.close()
     else:
         core.script = lambda submit: iter([wait_s])
-        with frontend.client().with_options(timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
+        with frontend.client().with_options(timeout=1.0) as client, pytest.raises(openai.APITimeoutError):
             client.completions.create(model=MODEL, prompt="x", stream=when == "before the first token")
     eventually(lambda: core.cancels, wait_s / 2)
     assert core.cancels[0].request_id == core.submits[0].request_id
