@@ -104,7 +104,7 @@ def test_an_answer_that_ends_in_an_error_has_it(baton, server, files):
 
 def test_silence_is_no_reason_to_compute_it_twice(baton, server, files):
     server.delay_s = 5
-    done = baton("batch", *files, "--timeout", 1, "--retries", 50)
+    done = baton("batch", *files, "--timeout", 3, "--retries", 50)
     assert done.exit_code == 0
     assert "retries" in done.stderr
     assert all(line["error"] is None for line in results(files[1]).values())

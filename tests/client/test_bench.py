@@ -111,7 +111,7 @@ def test_ctrl_c_cancels_what_is_running(start_baton, server):
 def test_silence_is_a_failure(baton, server):
     server.by_prompt["Benchmark: "] = WARM
     server.token_delay_s = 5
-    result = baton("bench", *SMALL, "--timeout", 1, "--json")
+    result = baton("bench", *SMALL, "--timeout", 3, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["errors"] == {"the service has sent nothing for too long; see --timeout": 4}
 
