@@ -261,6 +261,7 @@ class FakeCore:
         self._order = itertools.count()
         self._stopping = threading.Event()
         self._num_outputs: dict[bytes, int] = {}
+        self._earlier: set[str] = set()
         self._empty()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -271,7 +272,9 @@ class FakeCore:
         self._thread.join()
 
     def forget(self) -> None:
-        """Start a new test: nothing has arrived yet, and everything is echoed."""
+        """Start a new test: nothing has arrived yet, and everything is echoed. A frontend may have to notice yet that a
+        client of the test before has gone; that is not told of in this one."""
+        self._earlier.update(submit.request_id for submit in self.submits)
         self.script = echo
         self.answers_hellos = True
         self.replay_size = 10**9
@@ -311,18 +314,22 @@ class FakeCore:
                 if self.answers_hellos:
                     self._send(router, sender, self.fleet)
             case m.Submit():
+                self._earlier.discard(message.request_id)
                 self._submit(router, sender, message)
                 self.submits.append(message)  # last: a test that has waited for it may change the script
             case m.Attach():
+                self._earlier.discard(message.request_id)
                 self.attaches.append(message)
                 if self.answers_attaches:
                     self._attach(router, sender, message.request_id)
             case m.Detach(request_id=request_id):
-                self.detaches.append(message)
+                if request_id not in self._earlier:
+                    self.detaches.append(message)
                 if request_id in self.stories:
                     self.stories[request_id].reader = None
             case m.Cancel():
-                self.cancels.append(message)
+                if message.request_id not in self._earlier:
+                    self.cancels.append(message)
                 self._cancel(router, message)
             case m.DrainExecutor(query_id=query_id):
                 self.drains.append(message)
@@ -333,7 +340,8 @@ class FakeCore:
             case m.StatusQuery() | m.MetricsQuery() | m.LifeQuery() if not self.answers_queries:
                 pass
             case m.LifeQuery(query_id=query_id, request_id=request_id):
-                self.life_queries.append(request_id)
+                if request_id not in self._earlier:
+                    self.life_queries.append(request_id)
                 now = time.monotonic()
                 self._send(router, sender, m.Life(query_id=query_id, at=now, sequences=self.tell_life(request_id, now)))
             case m.StatusQuery():
