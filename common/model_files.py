@@ -72,6 +72,25 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
     """
     if model is None:
         return DEMO_MODEL_DIR
+    if (here := model_here(model)) is not None:
+        return here
+    repo, file = _hub_parts(model)
+    if file is None:
+        return _fetch(model, TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ()))
+    check_first_shard(Path(file))
+    names = [file, *_other_shards(file)] if weights else [file]
+    folder = _fetch(repo, [glob.escape(name) for name in names])
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise CheckpointError(f"{model} cannot be served: no {missing[0]} came from the hub's {repo}")
+    return folder / file
+
+
+def model_here(model: str) -> Path | None:
+    """The folder or GGUF file on this machine that `model` names; None for a model of the hub.
+
+    Raises:
+        CheckpointError: it is neither here, nor an id that the hub could have.
+    """
     try:
         model.encode()  # helpers' settings, logs and answers hold it
     except UnicodeEncodeError as error:
@@ -84,19 +103,11 @@ def resolve_model(model: str | None, *, weights: bool) -> Path:
         if _is_gguf(path):
             check_first_shard(path)
             return path
-        repo, file = _hub_parts(model)
-        if fault := _why_no_id(model, path, repo, file):
+        if fault := _why_no_id(model, path, *_hub_parts(model)):
             raise CheckpointError(fault)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    if file is None:
-        return _fetch(model, TOKENIZER_PATTERNS + ((WEIGHT_PATTERNS + POOLING_PATTERNS) if weights else ()))
-    check_first_shard(Path(file))
-    names = [file, *_other_shards(file)] if weights else [file]
-    folder = _fetch(repo, [glob.escape(name) for name in names])
-    if missing := [name for name in names if not (folder / name).exists()]:
-        raise CheckpointError(f"{model} cannot be served: no {missing[0]} came from the hub's {repo}")
-    return folder / file
+    return None
 
 
 def _fetch(repo: str, patterns: Sequence[str]) -> Path:

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,9 @@ from executor_svc.name_claim import NameClaim
 from executor_svc.options import ExecutorOptions
 from executor_svc.service.health_file import HealthFile
 from executor_svc.service.scheduler_address import FILE_PREFIX, SchedulerAddress, why_no_endpoint
+
+if TYPE_CHECKING:
+    from executor_svc.keeper.link import KeeperLink
 
 EPILOG = """\b
 Example, two executors of one model for a scheduler on this machine:
@@ -223,10 +226,10 @@ def main(
     gc.disable()  # what a start makes stays: to look through it again and again takes a fifth of the start
     log = get_logger("executor")
     warn_of_shared_files(log)
-    _import_packages(options["device"])
-    from executor_svc.keeper.finding import become_active, find_keeper  # noqa: PLC0415
+    _require_packages(options["device"])
+    from executor_svc.keeper.finding import become_active  # noqa: PLC0415  (--help needs none of these)
+    from executor_svc.model.found_model import find_model_here  # noqa: PLC0415
     from executor_svc.service.process import serve  # noqa: PLC0415
-    from executor_svc.startup import start_executor  # noqa: PLC0415
 
     options["place"] = options["place"] or endpoint[-_MAX_PLACE_CHARS:]
     if options["model"] is None:
@@ -242,12 +245,13 @@ def main(
         health = HealthFile(health_file)  # before minutes of loading: removes the file of an earlier process
         address = SchedulerAddress(endpoint)
         curve = ClientCurve.load(curve_keys) if curve_keys is not None else None
-        keeper = None
-        if not no_keep:
-            name = options.get("name", "") + ("" if rank == "0" else f" rank {rank}")
-            is_required = options["standby"] == "always"
-            keeper = find_keeper(keeper_socket, name[:MAX_NAME_CHARS].strip(), is_required=is_required)
-        started = start_executor(ExecutorOptions(**options), keeper, keeper)
+        asked = ExecutorOptions(**options)
+        model = find_model_here(asked)
+        keeper = None if no_keep else _find_keeper(keeper_socket, options, rank)
+        _import_torch()
+        from executor_svc.startup import start_executor  # noqa: PLC0415  (imports torch)
+
+        started = start_executor(asked, keeper, keeper, model)
         start_s = time.monotonic() - started_at
         gc.enable()
         gc.freeze()
@@ -281,14 +285,26 @@ def main(
     sys.exit(exit_code)
 
 
-def _import_packages(device: str) -> None:
-    """Import what computes, which takes seconds, or end with one line that says how to install it."""
+def _require_packages(device: str) -> None:
+    """End with one line that says how to install what is missing."""
     try:
         require_executor("an executor", device=device)
-        import safetensors  # noqa: F401, PLC0415
-        import torch  # noqa: F401, PLC0415
     except BatonError as error:
         raise CannotStart(error) from error
+
+
+def _find_keeper(socket: Path | None, options: dict[str, Any], rank: str) -> "KeeperLink | None":
+    from executor_svc.keeper.finding import find_keeper  # noqa: PLC0415  (--help needs none)
+
+    name = options.get("name", "") + ("" if rank == "0" else f" rank {rank}")
+    return find_keeper(socket, name[:MAX_NAME_CHARS].strip(), is_required=options["standby"] == "always")
+
+
+def _import_torch() -> None:
+    """Import what computes, which takes seconds, or end with one line that says how to install it."""
+    try:
+        import safetensors  # noqa: F401, PLC0415
+        import torch  # noqa: F401, PLC0415
     except (ImportError, OSError) as error:  # OSError: a library that torch loads is missing
         told = BatonError(f"torch cannot be imported: {error}; {install_command('executor')}")
         raise CannotStart(told) from error

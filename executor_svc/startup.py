@@ -3,7 +3,6 @@
 import os
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from common import messages as m
 from common.errors import BatonError, CheckpointError, TryAgainError
 from common.grammars import grammar_library
 from common.logging import get_logger
-from common.model_files import model_name, resolve_model
+from common.model_files import model_name
 from common.plan import ExecutorLimits
 from common.release import BUILD
 from common.vocabulary import token_of, tokenizer_hash
@@ -28,14 +27,13 @@ from executor_svc.model.checkpoint import HEAD, TensorSource, has_other_head, st
 from executor_svc.model.checkpoint_layout import SCORE
 from executor_svc.model.config import DecoderConfig
 from executor_svc.model.draw import TokenDraw, WholeDraw
-from executor_svc.model.families import read_config
+from executor_svc.model.found_model import FoundModel, find_model
 from executor_svc.model.gguf_checkpoint import open_checkpoint
 from executor_svc.model.kept_weights import LoadedWeights, WeightKeeper, WeightStore, obtain_weights
 from executor_svc.model.model import Decoder
 from executor_svc.model.prepared import WeightLayout
 from executor_svc.model.rank_group import RankGroup, join_group, smallest
 from executor_svc.model.sharding import Shard
-from executor_svc.model.tasks import choose_tasks
 from executor_svc.model.vocab_parallel import VocabParallelDraw
 from executor_svc.options import ExecutorOptions
 from executor_svc.runner.grammar_masks import MASK_MAY_TAKE_S, GrammarMasks, load_grammar_masks
@@ -98,7 +96,10 @@ class Started:
 
 
 def start_executor(
-    options: ExecutorOptions, weight_keeper: WeightKeeper | None = None, pool_keeper: KeeperLink | None = None
+    options: ExecutorOptions,
+    weight_keeper: WeightKeeper | None = None,
+    pool_keeper: KeeperLink | None = None,
+    found: FoundModel | None = None,
 ) -> Started:
     """Load the model, take or allocate the pool, warm up. In a group, every rank does so at the same time.
 
@@ -106,6 +107,7 @@ def start_executor(
         options: the operator's.
         weight_keeper: keeps the weights; None to keep none.
         pool_keeper: keeps the pool, likewise.
+        found: the model of these options; None to look for it.
 
     Raises:
         CheckpointError: the model cannot be served.
@@ -114,7 +116,7 @@ def start_executor(
     """
     platform = choose_platform(options)
     try:
-        return _start(options, platform, weight_keeper, pool_keeper)
+        return _start(options, platform, weight_keeper, pool_keeper, found)
     except RuntimeError as error:
         # torch.OutOfMemoryError of device memory; the same words in another RuntimeError of pinned memory
         if not any(words in str(error) for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")):
@@ -126,10 +128,14 @@ def start_executor(
 
 
 def _start(
-    options: ExecutorOptions, platform: Platform, weight_keeper: WeightKeeper | None, pool_keeper: KeeperLink | None
+    options: ExecutorOptions,
+    platform: Platform,
+    weight_keeper: WeightKeeper | None,
+    pool_keeper: KeeperLink | None,
+    found: FoundModel | None,
 ) -> Started:
     group = join_group(platform.device)
-    model = _load_model(options, platform, group, weight_keeper)
+    model = _load_model(options, platform, group, weight_keeper, found)
     geometry = KVGeometry(
         num_layers=model.config.num_layers,
         num_kv_heads=model.shard.num_kv_heads,
@@ -264,12 +270,15 @@ def make_runner(
 
 
 def _load_model(
-    options: ExecutorOptions, platform: Platform, group: RankGroup, keeper: WeightKeeper | None
+    options: ExecutorOptions,
+    platform: Platform,
+    group: RankGroup,
+    keeper: WeightKeeper | None,
+    found: FoundModel | None,
 ) -> LoadedModel:
     start = time.monotonic()
-    folder = resolve_model(options.model, weights=True)
-    config, tasks = read_config(folder), choose_tasks(folder, options.tasks)
-    _check_positions(folder, config, options.max_model_len)
+    found = found or find_model(options)
+    folder, config, tasks = found.folder, found.config, found.tasks
     # Before the platform chooses kernels: it binds threads. Ranks wait for all masks, so as to agree which are late.
     may_take_s = MASK_MAY_TAKE_S if group.size == 1 else None
     grammars = load_grammar_masks(folder, config.vocab_size, may_take_s)
@@ -313,16 +322,6 @@ def _computation(dtype: torch.dtype, quantization: str, *, is_quantized: bool) -
     """
     further = ("gguf",) * is_quantized + (quantization,) * (quantization != "none")
     return "-".join((str(dtype).removeprefix("torch."), *further))
-
-
-def _check_positions(folder: Path, config: DecoderConfig, max_model_len: int | None) -> None:
-    """Raise CheckpointError if sequences may become longer than the model is computed exactly for."""
-    wanted = max_model_len or config.max_positions
-    if config.exact_because and wanted > config.exact_positions:
-        raise CheckpointError(
-            f"{folder} takes {config.max_positions} positions, of which the first {config.exact_positions} can be "
-            f"served ({config.exact_because}): give --max-model-len {config.exact_positions} or less, not {wanted}"
-        )
 
 
 def _with_stored_head(

@@ -11,8 +11,6 @@ import os
 import re
 import socket
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +33,7 @@ from scheduler_svc.server.journal_database import APPLICATION_ID
 from scheduler_svc.server.listener import Listener
 from scheduler_svc.server.store_folder import StoreFolder
 from scheduler_svc.store.database import connect
-from tests import ROOT
+from tests.support.forked_commands import Call, ForkedCommands
 
 PASSING: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {}
 SETTLED: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {}
@@ -261,17 +259,22 @@ def test_what_passes_for_one_process_need_not_for_another():
     assert (exit_code_of(error), exit_code_of(error, KeeperError)) == (EXIT_USAGE, EXIT_TRY_AGAIN)
 
 
+@pytest.fixture(scope="module")
+def commands():
+    running = ForkedCommands()
+    yield running
+    running.close()
+
+
 @pytest.mark.parametrize(("held", "code", "said"), [(True, 75, "in use by another scheduler"), (False, 2, "no folder")])
-def test_the_scheduler_ends_with_it_and_one_line(tmp_path, held, code, said):
+def test_the_scheduler_ends_with_it_and_one_line(tmp_path, commands, held, code, said):
     path = tmp_path / ("" if held else "nowhere") / "journal"
     journal = Journal(path) if held else None
-    command = [sys.executable, "-m", "scheduler_svc", "--port", "0", "--executor-endpoint", "tcp://127.0.0.1:0"]
-    done = subprocess.run(
-        [*command, "--log-level", "error", "--journal", path], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    words = ("baton-scheduler", "--port", "0", "--executor-endpoint", "tcp://127.0.0.1:0", "--log-level", "error")
+    done = commands.run(Call((*words, "--journal", str(path))))
     if journal is not None:
         journal.close()
-    assert done.returncode == code
+    assert done.exit_code == code
     assert re.fullmatch(f"baton-scheduler: journal .*{said}.*\n", done.stderr), done.stderr
 
 
@@ -290,14 +293,13 @@ def test_the_scheduler_ends_with_it_and_one_line(tmp_path, held, code, said):
         ({}, r"Repo id .*'\."),
     ],
 )
-def test_what_keeps_the_hub_from_being_asked_is_said_in_one_line(variables, said):
+def test_what_keeps_the_hub_from_being_asked_is_said_in_one_line(commands, variables, said):
     """Not only what its library raises on purpose."""
     model = "owner/name" if variables else "no owner/a name"
-    command = [sys.executable, "-m", "scheduler_svc", "--model", model, "--port", "0", "--no-journal"]
-    environment = {name: text for name, text in os.environ.items() if not name.upper().endswith("_PROXY")}
-    environment |= {"HF_HUB_OFFLINE": "0"} | variables
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == EXIT_USAGE
+    words = ("baton-scheduler", "--model", model, "--port", "0", "--no-journal")
+    environment = {name: None for name in os.environ if name.upper().endswith("_PROXY")}
+    done = commands.run(Call(words, {**environment, "HF_HUB_OFFLINE": "0", **variables}))
+    assert done.exit_code == EXIT_USAGE
     assert re.fullmatch(
         f"baton-scheduler: {model} is no folder here and cannot be fetched from the hub: {said}\n", done.stderr
     )
@@ -309,14 +311,14 @@ LONG = f"ipc:///tmp/{'x' * 120}/socket"
 @pytest.mark.parametrize(
     "command",
     [
-        ["scheduler_svc", "--port", "0", "--no-journal", "--executor-endpoint", LONG],
-        ["scheduler_svc", "--port", "0", "--no-journal", "--frontend-endpoint", LONG],
-        ["executor_svc", "--no-keep", "--scheduler", LONG],
+        ["baton-scheduler", "--port", "0", "--no-journal", "--executor-endpoint", LONG],
+        ["baton-scheduler", "--port", "0", "--no-journal", "--frontend-endpoint", LONG],
+        ["baton-executor", "--no-keep", "--scheduler", LONG],
     ],
     ids=["executors", "frontends", "executor"],
 )
-def test_an_endpoint_that_is_too_long_for_a_socket_is_said_in_one_line(command):
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == EXIT_USAGE
+def test_an_endpoint_that_is_too_long_for_a_socket_is_said_in_one_line(commands, command):
+    done = commands.run(Call(tuple(command)))
+    assert done.exit_code == EXIT_USAGE
     assert "the endpoint's path has 132 bytes, the limit of a socket's is 107" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

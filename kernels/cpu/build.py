@@ -109,11 +109,12 @@ def _make_folders(folder: Path) -> None:
 
 
 def library_file(isa: Isa, runtime: Path, sources: Path = SOURCES) -> Path:
-    """Where the library for an instruction set is kept: by its sources, flags, torch and OpenMP runtime."""
-    digest = hashlib.sha256()
+    """Where the library for an instruction set is kept: by its sources, flags, torch and OpenMP runtime, wherever these
+    lie, so that two environments with the same torch share one."""
+    digest = hashlib.sha256(runtime.read_bytes())
     for path in sorted(sources.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    parts = (*FLAGS, *isa.compiler_flags, torch.__version__, str(runtime))
+    parts = (*FLAGS, *isa.compiler_flags, torch.__version__, runtime.name)
     digest.update("\0".join(parts).encode())
     return cache_folder() / f"{isa.name}-{digest.hexdigest()[:20]}" / LIBRARY
 
@@ -137,9 +138,11 @@ def _compile(compiler: list[str], isa: Isa, runtime: Path, library: Path) -> Non
             objects.append(str(target))
             running.append([*compiler, *FLAGS, *isa.compiler_flags, "-c", str(source), "-o", str(target)])
         _run_all(running)
-        # Without -fopenmp here: it would add the compiler's own runtime to torch's.
+        # Without -fopenmp here: it would add the compiler's own runtime to torch's. With -l: the library has the
+        # runtime's name and never its path, by which only one environment would have it.
         unfinished = Path(folder) / LIBRARY
-        _run_all([[*compiler, "-shared", *objects, str(runtime), "-o", str(unfinished)]])
+        linked = [f"-L{runtime.parent}", f"-l:{runtime.name}"]
+        _run_all([[*compiler, "-shared", *objects, *linked, "-o", str(unfinished)]])
         unfinished.chmod(0o755)
         unfinished.replace(library)  # atomic: a process that sees the library sees all of it
 

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -20,6 +21,10 @@ from tests import ROOT
 from tests.support.plain_rights import with_plain_rights
 
 TIMEOUT_S = 60.0
+# Of the client, what commands import only if they need it.
+IMPORTED_LATE = ("batch.remote_start", "batch.run", "bench.report", "bench.target", "chat.view", "embed.write",
+                 "http.api", "keeper.ask", "keys.key_ring", "responses.follow", "rollout.plan",
+                 "rollout.view")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,29 +43,37 @@ class Call:
     Attributes:
         environment: variables beside this process's own; None takes one away.
         stdout: a file that stdout is written to instead.
+        uid: of the user who runs it; None for this one. No account needs to have it.
     """
 
     words: tuple[str, ...]
     environment: dict[str, str | None] = field(default_factory=dict)
     stdout: str = ""
     folder: str = "/"
+    uid: int | None = None
 
 
 class ForkedCommands:
-    """Starts the process, for which the modes of files count, and ends it.
+    """Starts the process and ends it.
 
     Args:
-        disk: a folder that is a full disk for these commands, if this user may mount one; has to be this user's.
+        disk: a folder that is a full disk for these commands, if this user may mount one; has to be this user's. The
+            modes of files count for them then. None takes files as this user finds them.
+        computes: executors get as far as to compute, so that torch is imported before the first call.
     """
 
-    def __init__(self, disk: Path) -> None:
-        command = with_plain_rights(sys.executable, "-m", "tests.support.forked_commands")
+    def __init__(self, disk: Path | None = None, *, computes: bool = False) -> None:
+        command = [sys.executable, "-m", "tests.support.forked_commands", *["--computes"] * computes]
+        self.has_full_disk = False
+        if disk is not None:
+            command = self._with_modes(disk, with_plain_rights(*command))
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def _with_modes(self, disk: Path, command: list[str]) -> list[str]:
         mount = 'mount -t tmpfs -o size=16k,mode=700 none "$0" && ! head -c 16k /dev/zero >"$0/taken" 2>&-; exec "$@"'
         tried = subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True)
         self.has_full_disk = tried.returncode == 0
-        if self.has_full_disk:
-            command = ["unshare", "--mount", "sh", "-c", mount, str(disk), *command]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return ["unshare", "--mount", "sh", "-c", mount, str(disk), *command] if self.has_full_disk else command
 
     def run(self, call: Call) -> Done:
         """Run one to its end."""
@@ -76,17 +89,19 @@ class ForkedCommands:
         self._process.wait()
 
 
-def _serve() -> None:
+def _serve(*, computes: bool) -> None:
     from executor_svc.__main__ import main as baton_executor
     from keeper_svc.__main__ import main as baton_keeper
     from scheduler_svc.__main__ import main as baton_scheduler
     from scheduler_svc.client.cli import COMMANDS
     from scheduler_svc.client.cli import main as baton
 
-    with contextlib.suppress(ImportError):  # without torch
+    if computes:
         import executor_svc.startup  # noqa: F401
-    for name in COMMANDS:
-        __import__(f"scheduler_svc.client.commands.{name}")
+    for name in (*(f"commands.{each}" for each in COMMANDS), *IMPORTED_LATE):
+        __import__(f"scheduler_svc.client.{name}")
+    __import__("anyio")  # httpx's
+    gc.freeze()  # to look through all that in each child would copy it
     commands = {"baton": baton, "baton-scheduler": baton_scheduler}
     commands |= {"baton-executor": baton_executor, "baton-keeper": baton_keeper}
     for line in sys.stdin:
@@ -114,6 +129,11 @@ def _become(call: dict[str, Any], stdout: Any, stderr: Any) -> None:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
+    if call["uid"] is not None:
+        os.setgroups([])
+        os.setgid(call["uid"])
+        os.setuid(call["uid"])
+        os.umask(0)
     tempfile.tempdir = None
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", errors="backslashreplace") for fd in (1, 2))
 
@@ -152,4 +172,4 @@ def _wait(pid: int) -> int:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(computes="--computes" in sys.argv)

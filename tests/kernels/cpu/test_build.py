@@ -77,6 +77,15 @@ def test_other_sources_make_another_library(tmp_path: Path) -> None:
     assert library_file(isa, runtime, tmp_path / "csrc") != library_file(isa, runtime)
 
 
+def test_environments_with_the_same_runtime_share_a_library(tmp_path: Path) -> None:
+    isa, runtime = BY_NAME["avx2"], openmp_runtime()
+    copied = Path(shutil.copy(runtime, tmp_path))
+    assert library_file(isa, copied) == library_file(isa, runtime)
+    with copied.open("ab") as file:
+        file.write(b"another")
+    assert library_file(isa, copied) != library_file(isa, runtime)
+
+
 def build_and_report(isa_name: str, results: "multiprocessing.Queue[tuple[str, int]]") -> None:
     said: list[str] = []
     results.put((str(build(BY_NAME[isa_name], said.append)), len(said)))
