@@ -17,6 +17,7 @@ from executor_svc.model.weights import load_weights
 from executor_svc.runner.runner import Runner
 from tests.executor_svc import harness
 from tests.executor_svc.recorded import BLOCK_SIZE, OPTIONS, RecordedStep, replay
+from tests.support.quick_interpreter import quicken
 
 
 class CalledAgain:
@@ -72,6 +73,8 @@ def start_on_gpu_kernels(
     from executor_svc.devices.gpu_attention import make_backend
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        quicken()
     config = read_config(folder)
     shard = Shard.of(config)
     sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}

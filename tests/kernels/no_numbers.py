@@ -64,15 +64,19 @@ def check_rows_without_numbers(kernels: Kernels, dtype: torch.dtype, device: tor
     kernels.adjust_logits(logits.to(device), on_device, lane_tokens.to(device), scores)
     reference.adjust_logits(logits, adjustments, lane_tokens, expected)
     torch.testing.assert_close(scores.cpu(), expected, rtol=0, atol=0, equal_nan=True)
-    rows = [(name, has_numbers) for has_numbers in have_numbers for name in ASKED]
-    for name, parameters in DRAWS.items():
-        plain = _draw(kernels, models.to(device), parameters)
-        for token, has_numbers in zip(plain, have_numbers, strict=True):
-            _check(token, has_numbers, "plain", name, all_banned=False)
-        tokens = _draw(kernels, scores, parameters)
-        assert tokens == _draw(reference, expected, parameters)
-        for token, (question, has_numbers) in zip(tokens, rows, strict=True):
-            _check(token, has_numbers, question, name, all_banned=question == "all are banned")
+    draws = list(DRAWS)
+    plain_draws = [name for name in draws for _ in have_numbers]
+    plain = _draw(kernels, models.to(device).repeat(len(draws), 1), plain_draws)
+    for token, has_numbers, name in zip(plain, have_numbers * len(draws), plain_draws, strict=True):
+        _check(token, has_numbers, "plain", name, all_banned=False)
+    rows = [(question, at) for at in range(len(models)) for question in range(len(ASKED))]
+    # Scores are the twin's, so a draw depends on them alone: each model and each question meets each kind of draw.
+    mixed = [draws[(question + at) % len(draws)] for question, at in rows]
+    tokens = _draw(kernels, scores, mixed)
+    assert tokens == _draw(reference, expected, mixed)
+    for token, (question, at), name in zip(tokens, rows, mixed, strict=True):
+        question_name = list(ASKED)[question]
+        _check(token, have_numbers[at], question_name, name, all_banned=question_name == "all are banned")
 
 
 def _check(token: int, has_numbers: bool | None, *row: str, all_banned: bool) -> None:
@@ -84,12 +88,14 @@ def _check(token: int, has_numbers: bool | None, *row: str, all_banned: bool) ->
         assert 0 <= token < VOCAB, row
 
 
-def _draw(kernels: Kernels, logits: Tensor, parameters: tuple[float, int, float, float]) -> list[int]:
+def _draw(kernels: Kernels, logits: Tensor, draws: list[str]) -> list[int]:
+    """Tokens of rows, each of which is drawn in its own way of DRAWS."""
     rows, device = len(logits), logits.device
     names = ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms")
+    values = zip(*((*DRAWS[name], 0.4) for name in draws), strict=True)
     columns = {
-        name: torch.full((rows,), value, dtype=INPUT_DTYPES[name], device=device)
-        for name, value in zip(names, (*parameters, 0.4), strict=True)
+        name: torch.tensor(column, dtype=INPUT_DTYPES[name], device=device)
+        for name, column in zip(names, values, strict=True)
     }
     lanes = torch.arange(rows, dtype=torch.int32, device=device)
     last_tokens, out = torch.full((2, rows), -9, dtype=torch.int32, device=device)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.quick_interpreter import quicken
+
 HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -57,4 +59,6 @@ def _checked(device: torch.device) -> torch.device:
 
     if isinstance(tl.sum, InterpretedFunction) != INTERPRETED:
         pytest.fail("Triton was imported before TRITON_INTERPRET was set: start pytest with TRITON_INTERPRET=1")
+    if INTERPRETED:
+        quicken()
     return device
