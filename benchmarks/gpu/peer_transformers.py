@@ -17,8 +17,6 @@ from typing import Any
 import click
 import torch
 import transformers
-from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching.utils import WorkloadHints
 
 from benchmarks.rig.runs import TimedRun, rates
 from benchmarks.rig.service_load import LARGEST_BLOCK, TEMPERATURE, make_requests, pool_positions, with_outputs
@@ -58,6 +56,12 @@ def run(manager: Any, requests: Sequence[WorkloadRequest]) -> TimedRun:
 
 def measure(folder: Path, requests: Sequence[WorkloadRequest], repeats: int, device: str) -> dict[str, Any]:
     """Run the warm-up and the repeats; the figures."""
+    from transformers.generation.configuration_utils import (  # noqa: PLC0415  (imports half of torch's compiler)
+        ContinuousBatchingConfig,
+        GenerationConfig,
+    )
+    from transformers.generation.continuous_batching.utils import WorkloadHints  # noqa: PLC0415  (likewise)
+
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     model = model.to(device).eval()
     hints = WorkloadHints(

@@ -1,5 +1,6 @@
 """What the peer is said to have run with is what it ran with."""
 
+import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -7,6 +8,9 @@ import transformers
 
 from benchmarks.gpu import peer_transformers
 from benchmarks.rig.runs import TimedRun
+
+
+HINTS = SimpleNamespace(WorkloadHints=SimpleNamespace)
 
 
 class FakeModel:
@@ -29,6 +33,8 @@ class FakeModel:
 
 
 def test_attention_is_read_before_the_manager_resets_it(monkeypatch, tmp_path):
+    # Its import takes three seconds of torch's compiler; test_bench_gpu.py runs the real one.
+    monkeypatch.setitem(sys.modules, "transformers.generation.continuous_batching.utils", HINTS)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: FakeModel())
     monkeypatch.setattr(peer_transformers, "run", lambda manager, requests: TimedRun(0.0, 2.0, 10))
     figures = peer_transformers.measure(tmp_path, peer_transformers.make_requests(2), 1, "cpu")
