@@ -15,7 +15,8 @@ def quicken() -> None:
 
     if hasattr(interpreter, "in_place"):
         return
-    interpreter.in_place = in_place = set()
+    in_place: set[int] = set()
+    interpreter.in_place = in_place
     patch_lang, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     np_dtype, np_dtype_of_scalar = interpreter._get_np_dtype, functools.cache(interpreter._get_np_dtype)
 

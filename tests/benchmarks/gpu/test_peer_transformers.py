@@ -9,7 +9,6 @@ import transformers
 from benchmarks.gpu import peer_transformers
 from benchmarks.rig.runs import TimedRun
 
-
 HINTS = SimpleNamespace(WorkloadHints=SimpleNamespace)
 
 

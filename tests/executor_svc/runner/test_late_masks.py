@@ -224,9 +224,9 @@ def asked(grammar: str) -> dict[str, Any]:
 
 
 REQUESTS = [
-    submit("slow", PROMPT, 30, seed=1, **asked(SLOW)),
-    submit("quick", PROMPT, 60, seed=2, **asked(QUICK)),
-    submit("plain", PROMPT, 60, seed=3, temperature=1.0),
+    submit("slow", PROMPT, 15, seed=1, **asked(SLOW)),
+    submit("quick", PROMPT, 30, seed=2, **asked(QUICK)),
+    submit("plain", PROMPT, 30, seed=3, temperature=1.0),
 ]
 
 
@@ -258,8 +258,8 @@ def test_a_text_with_late_masks_is_the_text_without(undisturbed: Answers, held: 
     """Also where its executor is lost meanwhile; others go on while it is late."""
     held.after = after
     runners = [start(None, **SMALL_BLOCKS) for _ in range(2)]
-    counted = [(Counted(runner, held, 25), limits) for runner, limits in runners]
-    answers = serve(counted, REQUESTS, window=window, lost_at={20})  # type: ignore[arg-type]
+    counted = [(Counted(runner, held, 15), limits) for runner, limits in runners]
+    answers = serve(counted, REQUESTS, window=window, lost_at={11})  # type: ignore[arg-type]
     assert sum(runner.num_late for runner, _ in counted) > 0
     for key, answer in undisturbed.items():
         assert answers[key].tokens == answer.tokens
@@ -267,10 +267,10 @@ def test_a_text_with_late_masks_is_the_text_without(undisturbed: Answers, held: 
 
 def test_others_have_a_token_in_each_step_beside_a_late_lane(held: Held) -> None:
     runner, limits = start(None, **OPTIONS)
-    counted = Counted(runner, held, 50)
+    counted = Counted(runner, held, 25)
     serve([(counted, limits)], REQUESTS, window=2)  # type: ignore[list-item]
     assert counted.num_late > 0
-    assert counted.num_steps <= 60 + 30 + 3, "60 of the others, of which it may use 10; then its own 30"
+    assert counted.num_steps <= 30 + 15 + 3, "30 of the others, of which it may use 5; then its own 15"
 
 
 # --- grammars that pass the limits ---
