@@ -1,5 +1,6 @@
 """Real services: processes, sockets, HTTP, the embedded demo model in float32."""
 
+import contextlib
 import os
 
 import openai
@@ -9,16 +10,16 @@ from scheduler_svc.client.processes.local_fleet import LocalFleet
 from tests.support.fleets import running_fleet
 
 API_KEY = "e2e-key"
-TEARDOWN_S = 60.0
-SLOW_EXIT = f"""
+SLOW_EXIT = """
 import os, time
 end = os._exit
 def slow_exit(code):
-    time.sleep({TEARDOWN_S})
+    while os.path.exists(os.environ["ENDS_SLOWLY"]):
+        time.sleep(0.05)
     end(code)
 if b"executor_svc" in open("/proc/self/cmdline", "rb").read():
     os._exit = slow_exit
-"""  # a sitecustomize: an executor's last call takes as long as a GPU's driver may take to take a process down
+"""  # a sitecustomize: an executor's last call takes long, as a GPU's driver may to take a process down
 
 
 def client_of(fleet: LocalFleet, api_key: str = API_KEY) -> openai.OpenAI:
@@ -37,10 +38,22 @@ def client(fleet):
     return client_of(fleet)
 
 
-@pytest.fixture
-def slow_exit(tmp_path, monkeypatch):
-    """Executors that are started now take long to end."""
-    folder = tmp_path / "slow exit"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def ending_slowly(tmp_path_factory):
+    """A context in which executors that were started since then take long to end."""
+    folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(SLOW_EXIT)
-    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    flag = folder / "slowly"
+
+    @contextlib.contextmanager
+    def slowly():
+        flag.touch()
+        try:
+            yield
+        finally:
+            flag.unlink()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        patch.setenv("ENDS_SLOWLY", str(flag))
+        yield slowly

@@ -59,8 +59,8 @@ def test_a_standby_group_goes_on_where_another_one_stopped(tmp_path, number, ran
 
 
 @pytest.mark.slow
-def test_a_standby_group_serves_before_the_ranks_that_leave_have_ended(slow_exit, tmp_path):
-    with running_fleet(tmp_path, standbys=1, ranks=RANKS) as fleet:
+def test_a_standby_group_serves_before_the_ranks_that_leave_have_ended(ending_slowly, tmp_path):
+    with running_fleet(tmp_path, standbys=1, ranks=RANKS) as fleet, ending_slowly():
         wait_for_standby(fleet)
         calm = asyncio.run(texts(fleet))
         pids = rank_pids(fleet, 0)

@@ -16,7 +16,7 @@ from tests.support.eventually import eventually
 from tests.support.fleets import running_fleet
 
 MODEL = "baton-demo"
-NUM_TOKENS = 500  # seconds of work, in which four processes are killed
+NUM_TOKENS = 200  # two seconds of work, in which four processes are killed
 QUESTION = {"model": MODEL, "input": "JULIET:\nO Romeo, Romeo! ", "max_output_tokens": NUM_TOKENS, "temperature": 0}
 LONG = {"extra_body": {"ignore_eos": True}}
 GONE = (openai.APIConnectionError, openai.InternalServerError, httpx.TransportError)
@@ -85,15 +85,15 @@ def test_a_stream_goes_on_whatever_is_killed(fleet):
     def wait_for(num_events: int) -> None:
         eventually(lambda: min(len(reader.events) for reader in readers) >= num_events, 60)
 
-    wait_for(20)
+    wait_for(10)
     scheduler = fleet.pids[SCHEDULER]
     os.kill(children(scheduler)["scheduler_svc.frontend.background"], signal.SIGKILL)
-    wait_for(60)
+    wait_for(30)
     os.kill(children(scheduler)["scheduler_svc.frontend"], signal.SIGKILL)
-    wait_for(100)
+    wait_for(50)
     fleet.kill_executor(0)
     fleet.start_executor(0)
-    wait_for(160)
+    wait_for(80)
     os.kill(scheduler, signal.SIGKILL)
     eventually(fleet.poll)
     fleet.start_child(SCHEDULER)
@@ -102,8 +102,8 @@ def test_a_stream_goes_on_whatever_is_killed(fleet):
     stored = client.responses.retrieve(response.id)
     assert stored == readers[0].events[-1].response
     assert stored.output_text == undisturbed[-1].response.output_text
-    again = list(client.responses.retrieve(response.id, stream=True, starting_after=100))
-    assert again == readers[0].events[101:]
+    again = list(client.responses.retrieve(response.id, stream=True, starting_after=50))
+    assert again == readers[0].events[51:]
 
 
 @pytest.mark.timeout(120)

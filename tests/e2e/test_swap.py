@@ -11,7 +11,7 @@ from tests import ROOT
 from tests.e2e.conftest import client_of, running_fleet
 from tests.support.eventually import eventually
 
-REQUEST = {"model": "baton-demo", "prompt": "JULIET:\nO Romeo, Romeo! ", "max_tokens": 300}
+REQUEST = {"model": "baton-demo", "prompt": "JULIET:\nO Romeo, Romeo! ", "max_tokens": 120}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_sigkill_in_the_middle_of_a_stream(fleet, params):
     pieces = []
     for piece in stream(fleet, **params):
         pieces.append(piece)
-        if len(pieces) == 60:
+        if len(pieces) == 25:
             fleet.kill_executor(0)
             fleet.start_executor(0)
     assert "".join(pieces) == undisturbed
@@ -52,7 +52,7 @@ def test_two_executors_and_a_rolling_swap(fleet):
     pieces = []
     for piece in stream(fleet, temperature=0):
         pieces.append(piece)
-        if len(pieces) == 50:
+        if len(pieces) == 25:
             fleet.terminate_executor(0)
             assert fleet.wait_executor(0, timeout_s=20) == 0
     assert "".join(pieces) == undisturbed
