@@ -27,24 +27,24 @@ def pool_bytes(fleet):
 
 
 @pytest.fixture(scope="module")
-def one_fleet(tmp_path_factory, ending_slowly):
+def kept_fleet(tmp_path_factory, ending_slowly):
     with running_fleet(tmp_path_factory.mktemp("kept"), standbys=1) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def calm(one_fleet):
-    return asyncio.run(texts(one_fleet))
+def calm(kept_fleet):
+    return asyncio.run(texts(kept_fleet))
 
 
 @pytest.fixture
-def fleet(one_fleet, calm):
+def fleet(kept_fleet, calm):
     """The fleet with an executor that serves and one that waits, whichever of them the test before has ended."""
     for index in range(2):
-        if executor_name(index) not in one_fleet.pids:
-            one_fleet.start_executor(index)
-    wait_for_standby(one_fleet)
-    return one_fleet
+        if executor_name(index) not in kept_fleet.pids:
+            kept_fleet.start_executor(index)
+    wait_for_standby(kept_fleet)
+    return kept_fleet
 
 
 def test_a_standby_goes_on_where_a_killed_executor_stopped(fleet, calm):
