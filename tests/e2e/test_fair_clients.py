@@ -28,7 +28,7 @@ class Flood:
 
     async def stream(self) -> None:
         """One of them, to its end."""
-        async with self._client.stream("POST", self._url, json=BODY | {"max_tokens": 600}) as answer:
+        async with self._client.stream("POST", self._url, json=BODY | {"max_tokens": 150}) as answer:
             has_begun = False
             async for line in answer.aiter_lines():
                 self.begun += line.startswith("data: {") and not has_begun

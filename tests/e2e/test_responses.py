@@ -12,14 +12,16 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from scheduler_svc.client.processes.local_fleet import SCHEDULER
+from scheduler_svc.client.processes.local_fleet import SCHEDULER, executor_name
 from tests.e2e.conftest import client_of, made_whole
+from tests.e2e.service import frozen
 from tests.support.eventually import eventually
 
 MODEL = "baton-demo"
-NUM_TOKENS = 200  # two seconds of work, in which four processes are killed
+NUM_TOKENS = 120  # a second of work, in which four processes are killed
 QUESTION = {"model": MODEL, "input": "JULIET:\nO Romeo, Romeo! ", "max_output_tokens": NUM_TOKENS, "temperature": 0}
 LONG = {"extra_body": {"ignore_eos": True}}
+SHORT = QUESTION | {"max_output_tokens": 40}
 GONE = (openai.APIConnectionError, openai.InternalServerError, httpx.TransportError)
 
 
@@ -58,8 +60,22 @@ def children(pid: int) -> dict[str, int]:
     found = {}
     for child in pids:
         command = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
-        found[command[command.index("-m") + 1]] = child
+        if "-m" in command:  # else it has ended
+            found[command[command.index("-m") + 1]] = child
     return found
+
+
+def replace(fleet, module: str, started: str) -> None:
+    """Kill a process that the scheduler has started. Another one has started when this returns, and no token was
+    computed meanwhile, so that there are some left to read."""
+
+    def num_started() -> int:
+        return fleet.log_tail(SCHEDULER, 10_000).count(f'event="{started}"')
+
+    before = num_started()
+    with frozen(fleet.pids[executor_name(0)]):
+        os.kill(children(fleet.pids[SCHEDULER])[module], signal.SIGKILL)
+        eventually(lambda: num_started() > before)
 
 
 def told(events: list) -> list:
@@ -89,7 +105,7 @@ class Disturbed:
 @pytest.fixture(scope="module")
 def disturbed(one_fleet):
     fleet, client = made_whole(one_fleet), client_of(one_fleet)
-    first = client.responses.create(**QUESTION)
+    first = client.responses.create(**SHORT)
     undisturbed = list(client.responses.create(**QUESTION, **LONG, background=True, stream=True))
     response = client.responses.create(**QUESTION, **LONG, background=True)
     assert response.status == "queued"
@@ -99,16 +115,15 @@ def disturbed(one_fleet):
         eventually(lambda: min(len(reader.events) for reader in readers) >= num_events, 60)
 
     wait_for(10)
-    scheduler = fleet.pids[SCHEDULER]
-    os.kill(children(scheduler)["scheduler_svc.frontend.background"], signal.SIGKILL)
-    wait_for(30)
-    os.kill(children(scheduler)["scheduler_svc.frontend"], signal.SIGKILL)
-    wait_for(50)
+    replace(fleet, "scheduler_svc.frontend.background", "worker started")
+    wait_for(25)
+    replace(fleet, "scheduler_svc.frontend", "frontend started")
+    wait_for(40)
     fleet.kill_executor(0)
     fleet.start_executor(0)
-    wait_for(80)
-    unread = client.responses.create(**QUESTION, background=True)
-    os.kill(scheduler, signal.SIGKILL)
+    wait_for(55)
+    unread = client.responses.create(**SHORT, background=True)
+    os.kill(fleet.pids[SCHEDULER], signal.SIGKILL)
     eventually(fleet.poll)
     fleet.start_child(SCHEDULER)
     seen = [reader.result() for reader in readers]
