@@ -28,8 +28,11 @@ ASKED = {
         "logit_bias": {"42": -100, "77": 1.5},
         "logprobs": 4,
         "extra_body": {
-            **{"repetition_penalty": 1.1, "bad_words": ["breach"], "min_tokens": 50},
-            **{"top_k": 40, "min_p": 0.02},
+            "repetition_penalty": 1.1,
+            "bad_words": ["breach"],
+            "min_tokens": 50,
+            "top_k": 40,
+            "min_p": 0.02,
         },
     },
     "schema": {
