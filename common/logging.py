@@ -2,14 +2,31 @@
 nothing that a stranger could flood.
 """
 
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
-import structlog
-
 from common.printable import printable
+
+
+@contextlib.contextmanager
+def _without_rich() -> Iterator[None]:
+    """Let imports find no rich, unless it is imported already."""
+    is_hidden = "rich" not in sys.modules
+    if is_hidden:
+        sys.modules["rich"] = None  # type: ignore[assignment]  # such a module cannot be imported
+    try:
+        yield
+    finally:
+        if is_hidden:
+            del sys.modules["rich"]
+
+
+with _without_rich():  # structlog has it for tracebacks in colours, which no log has: a fifth of a keeper's start
+    import structlog
 
 Logger = structlog.stdlib.BoundLogger
 

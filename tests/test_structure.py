@@ -294,9 +294,9 @@ def test_no_attribute_of_a_thread_is_taken_from_it(package):
     [
         (
             "scheduler_svc.server.core_process",
-            {"torch", "transformers", "tokenizers", "fastapi", "kernels", "executor_svc"},
+            {"torch", "transformers", "tokenizers", "fastapi", "rich", "kernels", "executor_svc"},
         ),
-        ("keeper_svc.__main__", {"torch", "numpy", "zmq", "scheduler_svc", "executor_svc"}),
+        ("keeper_svc.__main__", {"torch", "numpy", "zmq", "rich", "scheduler_svc", "executor_svc"}),
     ],
 )
 def test_importing_a_process_brings_little(module, absent):

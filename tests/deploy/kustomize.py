@@ -5,6 +5,7 @@ installed, a test compares the two.
 """
 
 import copy
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -54,7 +55,13 @@ def _apply(folder: Path, manifests: list[Manifest]) -> list[Manifest]:
 
 def load(path: Path) -> list[Any]:
     """The documents in a file, each part of its own: where one refers to another (YAML's anchors) it has a copy."""
-    return [json.loads(json.dumps(document)) for document in yaml.safe_load_all(path.read_text())]
+    return [json.loads(document) for document in _documents(path.read_text())]
+
+
+@functools.cache
+def _documents(text: str) -> list[str]:
+    """As JSON."""
+    return [json.dumps(document) for document in yaml.safe_load_all(text)]
 
 
 def all_containers(manifest: Manifest) -> list[Manifest]:

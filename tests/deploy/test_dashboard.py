@@ -18,6 +18,7 @@ from tests.deploy.manifests import ROOT
 from tests.deploy.promql import FROM_PROMETHEUS, Exported, complaints, legend_complaints, metrics_of
 from tests.store import rows
 from tests.support.core import FakeExecutor, running_core
+from tests.support.eventually import eventually
 from tests.support.pages import anchors
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "baton.json").read_text())
@@ -42,13 +43,14 @@ def exported(tmp_path_factory):
         responses.add(store, rows.response("one", owner=""))
     with running_core(folder.parent, store=StoreOptions(folder), scale=ScaleSettings(0, 2)) as core:
         front, executor = core.frontend(), FakeExecutor(core.back, "first", step_s=0.1)
-        text = ""
-        late = "\nbaton_executors_wanted ", "\nbaton_store_bytes "
-        while any(
-            name not in text for name in late
-        ):  # they have no values in the first seconds, longer if there is work
+        late = "\nbaton_executors_wanted ", "\nbaton_store_bytes "  # have no values in the first seconds
+
+        def all_are_told() -> bool:
             front.send(m.MetricsQuery(query_id=1))
             text = front.receive(m.Metrics).text.decode()
+            return all(name in text for name in late)
+
+        eventually(all_are_told)
         front.submit("open", [1, 2, 3], max_tokens=150)
         while not front.tokens.get(("open", 0)):
             front.take(front.receive(m.Outputs))

@@ -10,16 +10,18 @@ import openai
 from scheduler_svc.client.processes.local_fleet import LocalFleet
 
 NUM_STREAMS = 64
-FEW = 8
+FEW = 4
+NUM_TOKENS = 60  # of the few, half a second of work,
+PIECES_BEFORE = 8  # and so many of them before something is done
 SPEAKERS = ("ROMEO", "JULIET", "KING RICHARD III", "First Citizen", "MENENIUS", "GLOUCESTER", "QUEEN", "HAMLET")
 
 
-def requests() -> Iterator[dict[str, Any]]:
-    """64 different requests: greedy ones, and seeded ones at temperature 0.8."""
+def requests(shortest: int = 80) -> Iterator[dict[str, Any]]:
+    """64 different requests: greedy ones, and seeded ones at temperature 0.8; the first one has `shortest` tokens."""
     for i in range(NUM_STREAMS):
         sampled = {"temperature": 0.8, "seed": i, "top_p": 0.95} if i % 2 else {"temperature": 0}
         prompt = f"{SPEAKERS[i % len(SPEAKERS)]}:\nThe {i}th time I say, "
-        yield {"model": "baton-demo", "prompt": prompt, "max_tokens": 80 + i, **sampled}
+        yield {"model": "baton-demo", "prompt": prompt, "max_tokens": shortest + i, **sampled}
 
 
 async def keep_streaming(
@@ -55,12 +57,12 @@ async def texts(fleet: LocalFleet, disturb: Callable[[], object] | None = None) 
         async for chunk in await client.completions.create(**request, stream=True):
             text += chunk.choices[0].text if chunk.choices else ""
             num_pieces += 1
-            if num_pieces == 20 * FEW:
+            if num_pieces == PIECES_BEFORE * FEW:
                 under_way.set()
         return text
 
     async with openai.AsyncOpenAI(base_url=f"{fleet.spec.url}/v1", api_key="x", max_retries=0, timeout=120) as client:
-        streaming = asyncio.gather(*(one(client, request) for request in list(requests())[:FEW]))
+        streaming = asyncio.gather(*(one(client, request) for request in itertools.islice(requests(NUM_TOKENS), FEW)))
         if disturb is not None:
             await under_way.wait()
             await asyncio.to_thread(disturb)

@@ -14,7 +14,7 @@ from tests.e2e.service import Service
 from tests.support.eventually import eventually
 
 NUM_LINES = int(os.environ.get("BATON_BATCH_LINES", "200"))
-MAX_TOKENS = 60 if NUM_LINES <= 1000 else 6  # thousands of lines are there for the lines
+MAX_TOKENS = 30 if NUM_LINES <= 1000 else 6  # thousands of lines are there for the lines
 PATIENCE_S = 100 + NUM_LINES // 10
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -140,7 +140,7 @@ def test_what_is_cancelled_keeps_its_results(client, input_file):
 
 def test_the_command_goes_on_with_its_batch(service, tmp_path):
     """It is killed while the service computes, and started again: the results are those of requests sent one by one."""
-    bodies = [{"prompt": f"Line {i} of a play:", "max_tokens": 40, "temperature": 0} for i in range(30)]
+    bodies = [{"prompt": f"Line {i} of a play:", "max_tokens": 16, "temperature": 0} for i in range(30)]
     bodies[7]["max_tokens"] = -1
     lines = [
         {"custom_id": f"{i}", "method": "POST", "url": "/v1/completions", "body": body} for i, body in enumerate(bodies)

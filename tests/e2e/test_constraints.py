@@ -7,7 +7,7 @@ import re
 import openai
 import pytest
 
-from tests.e2e.conftest import client_of, running_fleet
+from tests.e2e.conftest import client_of
 
 PROMPT = "KING HENRY:\nOnce more unto the breach, dear friends, once more; "
 SCHEMA = {
@@ -22,11 +22,18 @@ SCHEMA = {
 }
 ASKED = {
     "penalties": {
+        "max_tokens": 120,
         "frequency_penalty": 0.4,
         "presence_penalty": 0.3,
         "logit_bias": {"42": -100, "77": 1.5},
         "logprobs": 4,
-        "extra_body": {"repetition_penalty": 1.1, "bad_words": ["breach"], "min_tokens": 50},
+        "extra_body": {
+            "repetition_penalty": 1.1,
+            "bad_words": ["breach"],
+            "min_tokens": 50,
+            "top_k": 40,
+            "min_p": 0.02,
+        },
     },
     "schema": {
         "logprobs": 2,
@@ -35,12 +42,6 @@ ASKED = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
-    with running_fleet(tmp_path_factory.mktemp("logs")) as running:
-        yield running
 
 
 def answer(fleet, asked, kill_at=None):
@@ -67,7 +68,7 @@ def answer(fleet, asked, kill_at=None):
 )
 def test_sigkill_in_the_middle_of_a_constrained_stream(fleet, asked):
     text, tokens, values, tops, reason = answer(fleet, asked)
-    swapped = answer(fleet, asked, kill_at=40)
+    swapped = answer(fleet, asked, kill_at=30)
     assert swapped[0] == text
     assert swapped[1] == tokens
     assert swapped[2] == pytest.approx(values, abs=1e-4)

@@ -8,13 +8,13 @@ import httpx
 import pytest
 
 from scheduler_svc.client.processes.local_fleet import LocalFleet
+from tests.e2e.conftest import LANES
 from tests.support.eventually import eventually
 from tests.support.fleets import running_fleet
-from tests.support.keyed import KeysCommand
 
 pytestmark = pytest.mark.anyio
 
-LANES, FLOOD = 4, 40
+FLOOD = 40
 BODY = {"model": "baton-demo", "prompt": "ROMEO:", "stream": True, "ignore_eos": True}
 
 
@@ -28,7 +28,7 @@ class Flood:
 
     async def stream(self) -> None:
         """One of them, to its end."""
-        async with self._client.stream("POST", self._url, json=BODY | {"max_tokens": 600}) as answer:
+        async with self._client.stream("POST", self._url, json=BODY | {"max_tokens": 150}) as answer:
             has_begun = False
             async for line in answer.aiter_lines():
                 self.begun += line.startswith("data: {") and not has_begun
@@ -57,16 +57,6 @@ async def answer_beside(fleet: LocalFleet, flooding: httpx.AsyncClient, other: h
         return flood.begun
 
 
-@pytest.fixture(scope="module")
-def keyed(tmp_path_factory):
-    keys = KeysCommand(tmp_path_factory.mktemp("keys"))
-    keys.heavy, keys.light = keys("api", "heavy"), keys("api", "light", "--weight", "2")
-    options = ("--max-num-seqs", str(LANES))
-    folder = tmp_path_factory.mktemp("keyed")
-    with running_fleet(folder, scheduler_options=("--api-keys", str(keys.file)), executor_options=options) as fleet:
-        yield fleet, keys
-
-
 def with_key(key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=120)
 
@@ -76,10 +66,9 @@ def from_address(address: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(local_address=address, limits=limits), timeout=120)
 
 
-async def test_a_keys_request_does_not_wait_for_another_keys_forty(keyed):
-    fleet, keys = keyed
+async def test_a_keys_request_does_not_wait_for_another_keys_forty(keyed, keys):
     async with with_key(keys.heavy) as heavy, with_key(keys.light) as light:
-        assert await answer_beside(fleet, heavy, light) <= 2 * LANES
+        assert await answer_beside(keyed, heavy, light) <= 2 * LANES
 
 
 async def test_without_keys_an_address_is_a_client(tmp_path):

@@ -27,30 +27,36 @@ def pool_bytes(fleet):
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
+def kept_fleet(tmp_path_factory, ending_slowly):
     with running_fleet(tmp_path_factory.mktemp("kept"), standbys=1) as running:
-        wait_for_standby(running)
         yield running
 
 
 @pytest.fixture(scope="module")
-def calm(fleet):
-    return asyncio.run(texts(fleet))
+def calm(kept_fleet):
+    return asyncio.run(texts(kept_fleet))
+
+
+@pytest.fixture
+def fleet(kept_fleet, calm):
+    """The fleet with an executor that serves and one that waits, whichever of them the test before has ended."""
+    for index in range(2):
+        if executor_name(index) not in kept_fleet.pids:
+            kept_fleet.start_executor(index)
+    wait_for_standby(kept_fleet)
+    return kept_fleet
 
 
 def test_a_standby_goes_on_where_a_killed_executor_stopped(fleet, calm):
-    wait_for_standby(fleet)
     before, gone = report(fleet), active(fleet)
     assert asyncio.run(texts(fleet, lambda: fleet.kill_executor(gone))) == calm
     after = report(fleet)
     assert after["recomputed_tokens"] == before["recomputed_tokens"]
     assert after["pools_adopted"] == before["pools_adopted"] + 1
     assert active(fleet) != gone
-    fleet.start_executor(gone)
 
 
 def test_a_standby_leaves_the_memory_of_another_service_alone(fleet, calm, tmp_path):
-    wait_for_standby(fleet)
     before = report(fleet)
     with running_fleet(tmp_path, keeper=fleet.spec.keeper) as other:
         assert [executor["has_standby"] for executor in report(other)["executors"]] == [False]
@@ -73,7 +79,6 @@ def test_a_standby_leaves_the_memory_of_another_service_alone(fleet, calm, tmp_p
 def test_a_frozen_executor_is_ended_before_its_pool_is_handed_on(fleet, calm):
     """SIGSTOP in the middle of a step. When the standby has the pool, the frozen process is gone: SIGCONT reaches no
     one, and no byte of the pool changes any more."""
-    wait_for_standby(fleet)
     before, frozen = report(fleet), active(fleet)
     pid = fleet.pids[executor_name(frozen)]
     ended = []
@@ -90,38 +95,24 @@ def test_a_frozen_executor_is_ended_before_its_pool_is_handed_on(fleet, calm):
         os.kill(pid, signal.SIGCONT)
     assert pool_bytes(fleet) == content
     assert report(fleet)["recomputed_tokens"] == before["recomputed_tokens"]
-    fleet.start_executor(frozen)
 
 
-def test_an_executor_that_leaves_hands_its_pool_over(fleet, calm):
-    wait_for_standby(fleet)
+def test_a_standby_serves_before_the_process_that_leaves_has_ended(fleet, calm, ending_slowly):
     before, leaving = report(fleet), active(fleet)
-    assert asyncio.run(texts(fleet, lambda: fleet.terminate_executor(leaving))) == calm
-    assert fleet.wait_executor(leaving) == 0
-    assert report(fleet)["recomputed_tokens"] == before["recomputed_tokens"]
-    assert active(fleet) != leaving
-    fleet.start_executor(leaving)
-
-
-def test_a_standby_serves_before_the_process_that_leaves_has_ended(slow_exit, tmp_path):
-    with running_fleet(tmp_path, standbys=1) as fleet:
-        wait_for_standby(fleet)
-        calm = asyncio.run(texts(fleet))
-        leaving = active(fleet)
+    with ending_slowly():
         assert asyncio.run(texts(fleet, lambda: fleet.terminate_executor(leaving))) == calm
         assert fleet.poll() == [], "it still ends"
         after = report(fleet)
-        assert (after["recomputed_tokens"], after["pools_adopted"]) == (0, 1)
+        assert after["recomputed_tokens"] == before["recomputed_tokens"]
+        assert after["pools_adopted"] == before["pools_adopted"] + 1
         assert active(fleet) != leaving
-        fleet.kill_executor(leaving)
-        assert asyncio.run(texts(fleet)) == calm, "its end changes nothing"
-        fleet.kill_executor(active(fleet))
+    assert fleet.wait_executor(leaving) == 0
+    assert asyncio.run(texts(fleet)) == calm, "its end changes nothing"
 
 
 @pytest.mark.slow
 def test_what_is_held_outlives_the_keeper_too(fleet, calm):
     """The keeper is killed, and started again as a supervisor would; the executor brings it what it holds."""
-    wait_for_standby(fleet)
     os.kill(fleet.pids[KEEPER], signal.SIGKILL)
     eventually(lambda: [end.name for end in fleet.poll()] == [KEEPER])
     eventually(lambda: not standby_waits(fleet))
@@ -130,7 +121,6 @@ def test_what_is_held_outlives_the_keeper_too(fleet, calm):
     before, gone = report(fleet), active(fleet)
     assert asyncio.run(texts(fleet, lambda: fleet.kill_executor(gone))) == calm
     assert report(fleet)["recomputed_tokens"] == before["recomputed_tokens"]
-    fleet.start_executor(gone)
 
 
 @pytest.mark.slow

@@ -9,42 +9,18 @@ import pytest
 
 from tests.e2e.conftest import client_of
 from tests.support.eventually import eventually
-from tests.support.fleets import running_fleet
-from tests.support.keyed import KeysCommand
 
 MODEL = "baton-demo"
 LONG = {"model": MODEL, "prompt": "ROMEO:", "max_tokens": 2000, "temperature": 0, "stop": ["e"]}
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory):
-    """Runs `baton keys`."""
-    run = KeysCommand(tmp_path_factory.mktemp("keys"))
-    run.root = run("api", "root", "--admin")
-    run.few = run("api", "few", "--requests-per-minute", "2")
-    run.small = run("api", "small", "--tokens-per-minute", "5000")
-    return run
-
-
-@pytest.fixture(scope="module")
-def state(tmp_path_factory):
-    """The folder of the journal."""
-    return tmp_path_factory.mktemp("state")
-
-
-@pytest.fixture(scope="module")
-def fleet(state, keys):
-    with running_fleet(state, scheduler_options=("--api-keys", str(keys.file))) as running:
-        yield running
-
-
-def metric(fleet, keys, series):
-    text = httpx.get(f"{fleet.spec.url}/metrics", headers={"authorization": f"Bearer {keys.root}"}).text
+def metric(keyed, keys, series):
+    text = httpx.get(f"{keyed.spec.url}/metrics", headers={"authorization": f"Bearer {keys.root}"}).text
     return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{series} ")), 0.0)
 
 
-def test_openais_client_sees_what_is_left_and_is_refused_with_when_to_come_back(fleet, keys):
-    client = client_of(fleet, keys.few)
+def test_openais_client_sees_what_is_left_and_is_refused_with_when_to_come_back(keyed, keys):
+    client = client_of(keyed, keys.few)
     request = {"model": MODEL, "messages": [{"role": "user", "content": "Speak."}], "max_tokens": 3}
     for left in ("1", "0"):
         with client.chat.completions.with_streaming_response.create(**request, stream=True) as answer:
@@ -58,11 +34,11 @@ def test_openais_client_sees_what_is_left_and_is_refused_with_when_to_come_back(
     assert 0 < int(headers["retry-after"]) <= 30
     assert headers["x-ratelimit-remaining-requests"] == "0"
     assert headers["x-ratelimit-reset-requests"].endswith("s")
-    assert metric(fleet, keys, 'baton_client_requests_total{client="few"}') == 2
+    assert metric(keyed, keys, 'baton_client_requests_total{client="few"}') == 2
 
 
-def test_tokens_that_an_answer_did_not_take_are_given_back(fleet, keys):
-    client = client_of(fleet, keys.small)
+def test_tokens_that_an_answer_did_not_take_are_given_back(keyed, keys):
+    client = client_of(keyed, keys.small)
     for _ in range(6):
         answer = client.completions.with_raw_response.create(**LONG)
         assert int(answer.headers["x-ratelimit-remaining-tokens"]) > 2000, "all that was reserved before is back"
@@ -71,10 +47,10 @@ def test_tokens_that_an_answer_did_not_take_are_given_back(fleet, keys):
         client.completions.create(**LONG | {"n": 4})
 
 
-def test_lines_of_a_batch_wait_until_there_are_tokens_again(fleet, keys):
-    client = client_of(fleet, keys.small)
+def test_lines_of_a_batch_wait_until_there_are_tokens_again(keyed, keys):
+    client = client_of(keyed, keys.small)
     refused = 'baton_requests_refused_total{code="rate_limit_exceeded"}'
-    before = metric(fleet, keys, refused)
+    before = metric(keyed, keys, refused)
     lines = [
         {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": LONG} for number in range(3)
     ]
@@ -83,11 +59,11 @@ def test_lines_of_a_batch_wait_until_there_are_tokens_again(fleet, keys):
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
     done = eventually(lambda: (now := client.batches.retrieve(batch.id)).status == "completed" and now, 60)
     assert (done.request_counts.completed, done.request_counts.failed) == (3, 0)
-    assert metric(fleet, keys, refused) > before, "some had to wait: each may take nearly half of a minute's tokens"
+    assert metric(keyed, keys, refused) > before, "some had to wait: each may take nearly half of a minute's tokens"
 
 
-def test_when_a_key_was_last_used_stands_beside_the_journal(fleet, keys, state):
-    client_of(fleet, keys.few).models.list()
+def test_when_a_key_was_last_used_stands_beside_the_journal(keyed, keys, state):
+    client_of(keyed, keys.few).models.list()
 
     def uses():
         listed = json.loads(keys("list", "--json", "--state", str(state)))

@@ -10,7 +10,7 @@ from tests.e2e.service import Service, output_of, read, read_until
 from tests.support.eventually import eventually
 
 PROMPT = "JULIET:\nO Romeo, Romeo! "
-NUM_TOKENS = 600  # seconds of work, so that the second kill finds answers in progress
+NUM_TOKENS = 300  # seconds of work, so that the second kill finds answers in progress
 SEEDED = ("--temperature", "0.8", "--seed", "42", "--top-k", "40")
 
 
@@ -35,7 +35,7 @@ def batch(folder, out):
     return ("batch", "--direct", path, folder / out)
 
 
-BENCH = ("bench", "--num-seqs", 4, "--max-prompt", 100, "--max-output", 1000, "--json")
+BENCH = ("bench", "--num-seqs", 4, "--max-prompt", 100, "--max-output", 500, "--json")
 NUM_SEQUENCES = {"greedy": 1, "seeded": 1, "whole": 1, "two answers": 2, "batch": 6, "bench": 4}
 
 

@@ -49,6 +49,12 @@ def files(frontend):
     return [file["filename"] for file in http.get(f"{frontend.url}/v1/files").json()["data"]]
 
 
+def forget_files(frontend):
+    """Delete all of them."""
+    for file in http.get(f"{frontend.url}/v1/files").json()["data"]:
+        http.delete(f"{frontend.url}/v1/files/{file['id']}").raise_for_status()
+
+
 def say(visit):
     """Talk on the page, and wait for the whole answer."""
     visit.expects("(404|status 404).*page/requests")  # the core is not a real one

@@ -2,26 +2,10 @@
 
 import pytest
 
-from scheduler_svc.api_key_file import new_key
 from scheduler_svc.frontend.http.page_files import INDEX, POLICY, read_page_files
 from tests.page.browsing import KEY
-from tests.support.frontend_process import running_frontend
 
-API_KEY = new_key()
 VIEWS = {"talk": "Talk", "fleet": "Fleet", "request": "One request"}
-
-
-@pytest.fixture(scope="module")
-def open_frontend():
-    """One without API keys."""
-    with running_frontend() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def keyed_frontend():
-    with running_frontend(BATON_API_KEYS=API_KEY) as running:
-        yield running
 
 
 def shown(page):
@@ -88,7 +72,7 @@ def test_a_copy_is_asked_after_and_kept(browser, open_frontend):
         assert script.sizes()["responseBodySize"] == 0, "it came again"
 
 
-def test_a_key_is_asked_for_until_it_is_right(browser, keyed_frontend):
+def test_a_key_is_asked_for_until_it_is_right(browser, keyed_frontend, api_key):
     with browser.visit(keyed_frontend.url) as visit:
         page = visit.page
         page.wait_for_selector("dialog#key[open]")
@@ -99,29 +83,29 @@ def test_a_key_is_asked_for_until_it_is_right(browser, keyed_frontend):
         page.keyboard.press("Enter")
         page.wait_for_selector("dialog#key >> text=does not know this key")
         assert page.evaluate("sessionStorage.length") == 0, "a wrong key is kept"
-        page.fill("#key-input", API_KEY)
+        page.fill("#key-input", api_key)
         page.keyboard.press("Enter")
         page.wait_for_selector("#talk:not([hidden])")
         assert not page.is_visible("dialog#key")
         stored = "[Object.values(sessionStorage), Object.values(localStorage), document.cookie]"
         in_session, in_local, cookies = page.evaluate(stored)
-        assert (in_session, in_local, cookies) == ([API_KEY], [], "")
+        assert (in_session, in_local, cookies) == ([api_key], [], "")
         page.reload()
         page.wait_for_selector("#talk:not([hidden])")
 
         tab = visit.new_tab()
         tab.wait_for_selector("dialog#key[open]")
         assert tab.evaluate("sessionStorage.length") == 0, "another tab has the key"
-        assert not [request.url for request in visit.requests if API_KEY in request.url]
+        assert not [request.url for request in visit.requests if api_key in request.url]
 
 
-def test_a_key_that_is_not_known_any_more(browser, keyed_frontend):
+def test_a_key_that_is_not_known_any_more(browser, keyed_frontend, api_key):
     with browser.visit(keyed_frontend.url, key="gone") as visit:
         visit.page.wait_for_selector("dialog#key[open]")
-        visit.page.fill("#key-input", API_KEY)
+        visit.page.fill("#key-input", api_key)
         visit.page.keyboard.press("Enter")
         visit.page.wait_for_selector("#talk:not([hidden])")
-        assert visit.page.evaluate(f"sessionStorage.getItem('{KEY}')") == API_KEY
+        assert visit.page.evaluate(f"sessionStorage.getItem('{KEY}')") == api_key
 
 
 def test_the_key_dialog_can_be_used_by_everybody(browser, keyed_frontend):

@@ -8,10 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from scheduler_svc.api_key_file import new_key
 from tests.page.other_pages import NO_ICON, SEND_FORM, UPLOAD, files, other_service, say
 from tests.page.talking import Talk
-from tests.support.frontend_process import running_frontend
 from tests.support.plain_http import http
 
 USER, PASSWORD = "reader", "secret"
@@ -99,12 +97,6 @@ class LoginProxy:
         self._thread.join()
 
 
-@pytest.fixture(scope="module")
-def frontend(tmp_path_factory):
-    with running_frontend("--store", str(tmp_path_factory.mktemp("store"))) as running:
-        yield running
-
-
 def log_in(visit, by, proxy):
     if by == "cookie":
         visit.page.wait_for_selector("text=Who are you?")
@@ -112,32 +104,30 @@ def log_in(visit, by, proxy):
 
 
 @pytest.mark.parametrize("by", LOGGED_IN)
-def test_a_reader_who_has_logged_in_talks(browser, frontend, by):
-    with LoginProxy(by, frontend) as proxy, browser.visit(proxy.url, **LOGGED_IN[by]) as visit:
+def test_a_reader_who_has_logged_in_talks(browser, open_frontend, by):
+    with LoginProxy(by, open_frontend) as proxy, browser.visit(proxy.url, **LOGGED_IN[by]) as visit:
         log_in(visit, by, proxy)
         say(visit)
         assert "POST /v1/chat/completions" in proxy.passed
 
 
-def test_a_service_with_keys_behind_basic_auth(browser):
+def test_a_service_with_keys_behind_basic_auth(browser, keyed_frontend, api_key):
     """The reader's login and the tab's key arrive both: one does not take the other's place."""
-    key = new_key()
     with (
-        running_frontend(BATON_API_KEYS=key) as frontend,
-        LoginProxy("basic", frontend) as proxy,
+        LoginProxy("basic", keyed_frontend) as proxy,
         browser.visit(proxy.url, **LOGGED_IN["basic"]) as visit,
     ):
-        visit.page.fill("#key-input", key)
+        visit.page.fill("#key-input", api_key)
         visit.page.keyboard.press("Enter")
         visit.page.wait_for_selector("#talk:not([hidden])")
         say(visit)
 
 
 @pytest.mark.parametrize("by", LOGGED_IN)
-def test_a_foreign_page_has_no_use_of_the_login(browser, frontend, by):
+def test_a_foreign_page_has_no_use_of_the_login(browser, open_frontend, by):
     """The browser attaches it to what a page of another port sends; the service looks at who sends."""
     with (
-        LoginProxy(by, frontend) as proxy,
+        LoginProxy(by, open_frontend) as proxy,
         other_service(UPLOAD) as port,
         browser.visit(proxy.url, **LOGGED_IN[by]) as visit,
     ):
@@ -149,12 +139,12 @@ def test_a_foreign_page_has_no_use_of_the_login(browser, frontend, by):
             visit.page.evaluate(SEND_FORM, f"{proxy.url}/v1/files")
         assert "POST /v1/files" in proxy.passed, "without the login this test would show nothing"
         assert response.value.status == 403
-        assert files(frontend) == []
+        assert files(open_frontend) == []
 
 
-def test_a_reader_who_is_logged_out_is_told_so(browser, frontend):
+def test_a_reader_who_is_logged_out_is_told_so(browser, open_frontend):
     """And goes on after a new login; nothing asks for an API key, which the service does not have."""
-    with LoginProxy("cookie", frontend) as proxy, browser.visit(proxy.url) as visit:
+    with LoginProxy("cookie", open_frontend) as proxy, browser.visit(proxy.url) as visit:
         log_in(visit, "cookie", proxy)
         say(visit)
         proxy.logged_in = "another"
@@ -168,12 +158,12 @@ def test_a_reader_who_is_logged_out_is_told_so(browser, frontend):
         say(visit)
 
 
-def test_answers_of_a_proxy_are_not_taken_for_the_services(browser, frontend):
+def test_answers_of_a_proxy_are_not_taken_for_the_services(browser, open_frontend):
     """Its 401 says nothing of the API key."""
-    with LoginProxy("basic", frontend) as proxy:
+    with LoginProxy("basic", open_frontend) as proxy:
         answer = http.get(f"{proxy.url}/page/about")
         assert answer.status_code == 401
-    with browser.visit(frontend.url) as visit:
+    with browser.visit(open_frontend.url) as visit:
         visit.expects("401")
         visit.page.wait_for_selector("#talk-input")
         visit.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=401, body=answer.text))
@@ -184,9 +174,9 @@ def test_answers_of_a_proxy_are_not_taken_for_the_services(browser, frontend):
         assert not visit.page.is_visible("dialog#key")
 
 
-def test_a_login_in_the_address(browser, frontend):
+def test_a_login_in_the_address(browser, open_frontend):
     """With one there, a browser sends nothing whose address has it too."""
-    with LoginProxy("basic", frontend) as proxy:
+    with LoginProxy("basic", open_frontend) as proxy:
         with_login = f"http://{USER}:{PASSWORD}@127.0.0.1:{proxy.port}"
         with browser.visit(with_login) as visit:
             visit.expects(f"other host: {proxy.url}")  # the same one, without the login

@@ -22,10 +22,9 @@ MARKUP = re.compile(
 NAMESPACES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
 
 
-@pytest.fixture(scope="module")
-def url():
-    with running_frontend() as frontend:
-        yield frontend.url
+@pytest.fixture
+def url(open_frontend):
+    return open_frontend.url
 
 
 def text_of(path):

@@ -1,5 +1,6 @@
 """Answers on the page while processes of the service end: the same text, and the pause is drawn with its reason."""
 
+import functools
 import os
 import signal
 
@@ -12,7 +13,7 @@ from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.slow
 
-LONG = SEEDED | {"max_completion_tokens": 400}
+SOME, MORE, MOST = 240, 400, 800  # tokens of an answer: two seconds of work, or as many as a reader's clicks take
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +22,22 @@ def whole_service(service):
     wait_until_whole(service)
 
 
-def begin(visit, service, **parameters):
+@pytest.fixture(scope="module")
+def told(service):
+    """Gives the answer of so many tokens that comes when nothing ends."""
+
+    @functools.cache
+    def answer(num_tokens):
+        return undisturbed(service, [PROMPT], **SEEDED, max_completion_tokens=num_tokens)
+
+    return answer
+
+
+def begin(visit, service, num_tokens=SOME):
     """Ask for a long answer. Returns when some of it is there and most of it is not, with the executor that has it."""
     with slowed(service.status()["executors"]):
         talk = Talk(visit)
-        talk.set(**LONG | parameters)
+        talk.set(**SEEDED, max_completion_tokens=num_tokens)
         talk.say(PROMPT)
         talk.wait_for_text(20)
         return talk, holder(service)
@@ -46,7 +58,7 @@ def wait_until_reconnecting(page):
     page.wait_for_selector("[data-testid=stat-finish] >> text='reconnecting…'")
 
 
-def test_an_executor_is_killed(browser, service):
+def test_an_executor_is_killed(browser, service, told):
     with browser.visit(service.url) as visit:
         talk, busy = begin(visit, service)
         idle = other(service, busy)
@@ -58,7 +70,7 @@ def test_an_executor_is_killed(browser, service):
         talk.wait_for_gap(f"{busy['executor']} → {idle['executor']}")
         talk.wait_for_state()
         assert length < len(talk.text()), "it was killed after the end"
-        assert talk.text() == undisturbed(service, [PROMPT], **LONG)
+        assert talk.text() == told(SOME)
         assert talk.swap_is_drawn()
         label = talk.answer.locator(".ticks").get_attribute("aria-label")
         assert f"{busy['executor']} → {idle['executor']}" in label, "those who do not see it are not told"
@@ -72,19 +84,19 @@ def kill_scheduler(visit, service):
         wait_until_reconnecting(visit.page)
 
 
-def test_the_scheduler_is_killed(browser, service):
+def test_the_scheduler_is_killed(browser, service, told):
     with browser.visit(service.url) as visit:
         visit.expects("net::ERR_", "status 50[023]", r"console: .*50[023]")
         talk, _ = begin(visit, service)
         kill_scheduler(visit, service)
         talk.wait_for_state()
-        assert talk.text() == undisturbed(service, [PROMPT], **LONG)
+        assert talk.text() == told(SOME)
         talk.wait_for_gap("scheduler restarted")
         assert talk.gap_is_drawn()
         visit.shot("talk-scheduler-killed")
 
 
-def test_the_page_is_reloaded_while_the_scheduler_is_away(browser, service):
+def test_the_page_is_reloaded_while_the_scheduler_is_away(browser, service, told):
     with browser.visit(service.url) as visit:
         visit.expects("net::ERR_", "status 50[023]", r"console: .*50[023]")
         talk, _ = begin(visit, service)
@@ -92,7 +104,7 @@ def test_the_page_is_reloaded_while_the_scheduler_is_away(browser, service):
         eventually(lambda: loaded(visit.page, f"{service.url}/"))
         talk = Talk(visit)
         talk.wait_for_state()
-        assert talk.text() == undisturbed(service, [PROMPT], **LONG)
+        assert talk.text() == told(SOME)
 
 
 def loaded(page, url):
@@ -108,11 +120,11 @@ def page_error():
     return pytest.importorskip("playwright.sync_api").Error
 
 
-def test_drained_by_the_button(browser, service):
+def test_drained_by_the_button(browser, service, told):
     """After a confirmation; the answer goes on elsewhere, and `baton up` starts a successor."""
     with browser.visit(service.url) as visit:
         page = visit.page
-        talk, busy = begin(visit, service)
+        talk, busy = begin(visit, service, MORE)
         page.click("nav >> text='Fleet'")
         card = f"[data-testid=executor][data-epoch='{busy['epoch']}']"
         page.click(f"{card} >> text=Drain")
@@ -128,7 +140,7 @@ def test_drained_by_the_button(browser, service):
         page.wait_for_function("() => document.querySelectorAll('[data-testid=executor]').length === 2")
         page.click("nav >> text='Talk'")
         talk.wait_for_state()
-        assert talk.text() == undisturbed(service, [PROMPT], **LONG)
+        assert talk.text() == told(MORE)
 
 
 def test_no_executor(browser, tmp_path):
@@ -147,7 +159,7 @@ def test_no_executor(browser, tmp_path):
         assert talk.messages() == [PROMPT, ""]
 
 
-def test_the_last_executor_is_lost(browser, service):
+def test_the_last_executor_is_lost(browser, service, told):
     """The answer waits, the Fleet view says for what, and both go on when an executor is there again."""
     with browser.visit(service.url) as visit:
         page = visit.page
@@ -161,15 +173,15 @@ def test_the_last_executor_is_lost(browser, service):
         page.wait_for_selector("[data-testid=running] tr[data-request] >> text=executor-")
         page.click("nav >> text='Talk'")
         talk.wait_for_state()
-        assert talk.text() == undisturbed(service, [PROMPT], **LONG)
+        assert talk.text() == told(SOME)
 
 
-def test_rolled_out_by_the_button(browser, service):
+def test_rolled_out_by_the_button(browser, service, told):
     """One executor after the other is replaced, and an answer goes on through all of it."""
     before = {each["epoch"] for each in service.status()["executors"]}
     with browser.visit(service.url) as visit:
         page = visit.page
-        talk, _ = begin(visit, service, max_completion_tokens=800)
+        talk, _ = begin(visit, service, MOST)
         page.click("nav >> text='Fleet'")
         page.click("#fleet >> text=Roll out")
         page.wait_for_selector("dialog[open] >> text=one after the other")
@@ -179,4 +191,4 @@ def test_rolled_out_by_the_button(browser, service):
         assert not before & {each["epoch"] for each in service.status()["executors"]}
         page.click("nav >> text='Talk'")
         talk.wait_for_state()
-        assert talk.text() == undisturbed(service, [PROMPT], **LONG | {"max_completion_tokens": 800})
+        assert talk.text() == told(MOST)

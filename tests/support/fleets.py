@@ -2,7 +2,8 @@
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def running_fleet(
     ranks: int = 1,
     executor_options=(),
     scheduler_options=(),
+    scheduler_environment: Mapping[str, str] | None = None,
 ) -> Iterator[LocalFleet]:
     """Scheduler and executors on free ports; their logs are printed if the test fails.
 
@@ -32,6 +34,7 @@ def running_fleet(
         keeps: whether a keeper is there for the executors.
         keeper: socket of one that runs already.
         ranks: processes of each executor.
+        scheduler_environment: variables of the scheduler and of what it starts.
     """
     port, executor_port = free_ports(2)
     spec = FleetSpec(
@@ -43,6 +46,10 @@ def running_fleet(
         ranks=ranks,
         keeper=keeper or (log_dir / "keeper.sock" if keeps or standbys else None),
         starts_keeper=keeper is None,
+        scheduler_command=(
+            *("env", *(f"{name}={value}" for name, value in (scheduler_environment or {}).items())),
+            *(sys.executable, "-m", "scheduler_svc"),
+        ),
         scheduler_options=("--journal", str(log_dir / "journal.sqlite3"), *scheduler_options),
         executor_options=("--threads", "1", "--num-blocks", "2048", *executor_options),
     )
