@@ -7,9 +7,16 @@ import sys
 import time
 from typing import Any
 
-import structlog
+# structlog imports rich where there is one, for tracebacks in colours, which no line here has: a tenth of a second of
+# each process's start. Python takes a module that is None for one that is not installed.
+_NO_RICH = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
 
-from common.printable import printable
+import structlog  # noqa: E402
+
+from common.printable import printable  # noqa: E402
+
+if _NO_RICH:
+    del sys.modules["rich"]  # the client's tables need it
 
 Logger = structlog.stdlib.BoundLogger
 
