@@ -26,6 +26,7 @@ from tests import ROOT
 from tests.server.scheduler_process import SchedulerProcess
 from tests.support.eventually import eventually
 from tests.support.journals import read
+from tests.support.plain_http import http
 from tests.support.processes import is_running
 
 
@@ -41,11 +42,11 @@ class Scheduler(SchedulerProcess):
 
     def answers(self):
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200
+            return http.get(f"http://127.0.0.1:{self.port}/health").status_code == 200
 
     def metrics(self):
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{self.port}/metrics").text
+            return http.get(f"http://127.0.0.1:{self.port}/metrics").text
         return ""
 
     def frontends(self):
@@ -106,7 +107,7 @@ def test_a_worker_that_has_ended_is_down_until_it_is_started_again():
 
 
 def process_metrics(scheduler):
-    text = httpx.get(f"http://127.0.0.1:{scheduler.port}/metrics").text
+    text = http.get(f"http://127.0.0.1:{scheduler.port}/metrics").text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     own = [sample for sample in samples if sample.name.startswith("process_")]
     return {(sample.name.removeprefix("process_"), sample.labels["process"]): sample.value for sample in own}
@@ -141,7 +142,7 @@ def test_metrics_say_whether_the_worker_of_the_store_runs(scheduler):
     os.kill(worker, signal.SIGKILL)
     eventually(lambda: 'baton_process_failures_total{process="worker"} 1.0' in scheduler.metrics())
     eventually(lambda: is_told("running"))
-    status = httpx.get(f"http://127.0.0.1:{scheduler.port}/status").json()["store"]
+    status = http.get(f"http://127.0.0.1:{scheduler.port}/status").json()["store"]
     assert status["clients"].keys() == {"other"}
     assert status["limit_bytes"] == LIMIT_MB * MEGABYTE
 
