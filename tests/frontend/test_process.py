@@ -73,7 +73,7 @@ def test_without_requests_it_ends_at_once_and_has_never_imported_torch_or_transf
     (tmp_path / "sitecustomize.py").write_text(REMEMBER_MODULES)
     modules_path = tmp_path / "modules"
     environment = {"PYTHONPATH": str(tmp_path), "MODULES_PATH": str(modules_path)}
-    with running_frontend(**environment) as frontend:
+    with running_frontend(forked=False, **environment) as frontend:
         with frontend.client() as client:
             client.completions.create(model=MODEL, prompt="x")
             client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
