@@ -93,14 +93,15 @@ def _serve(orders: socket.socket) -> Callable[[], Any] | None:
     gc.freeze()
     running: dict[int, tuple[int, int]] = {}  # id and status of each, by its pidfd
     while True:
-        for ready in select.select([orders, *running], [], [])[0]:
-            if ready is orders:
+        for ready in select.select([orders.fileno(), *running], [], [])[0]:
+            if ready == orders.fileno():
                 start, descriptors, _, _ = socket.recv_fds(orders, MAX_START_BYTES, 3)
                 if not start:
                     return None
                 listener, log, status = descriptors
                 if (pid := os.fork()) == 0:
-                    for descriptor in (orders.fileno(), status, *running, *(status for _, status in running.values())):
+                    orders.close()
+                    for descriptor in (status, *running, *(status for _, status in running.values())):
                         os.close(descriptor)
                     arguments, environment = json.loads(start)
                     _become(environment, log)
