@@ -55,7 +55,7 @@ FLOORS = {
             actions""",
         "scheduler_svc/frontend": """
             __main__ background revocations http tracing requests storing answers live link grammars parsing text
-            client_turns helper_process page api_keys errors""",
+            client_turns helper_process helper_program page api_keys errors""",
         "scheduler_svc/store": """
             store_thread backup check sweep owners batch_results batches files responses quotas open_store store_clock
             database schema records errors""",

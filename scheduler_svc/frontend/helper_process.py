@@ -6,26 +6,22 @@ says that it is ready. Everything on the frontend's side blocks, so it is a thre
 
 import contextlib
 import os
-import resource
 import select
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from common.errors import TryAgainError
 from common.logging import get_logger
-from common.parent_death import killed_with
+from scheduler_svc.frontend.helper_program import write_line
 
 log = get_logger(__name__)
 
 START_MAY_TAKE_S = 60.0  # a tokenizer of 150,000 tokens takes seconds on a busy machine
 READ_BYTES = 2**16
 MAX_ANSWER_BYTES = 2**25  # more than any process here answers by itself
-
-Answer = Callable[[bytes], bytes]
 
 
 class HelperEvents(NamedTuple):
@@ -54,7 +50,7 @@ class HelperProcess:
 
     Args:
         events: for the log.
-        module: its program, whose `main` calls `answer_questions`.
+        module: its program, whose `main` calls `helper_program.answer_questions`.
         settings: the first line.
     """
 
@@ -126,36 +122,13 @@ class HelperProcess:
         return None
 
 
-def answer_questions(prepare: Callable[[bytes], tuple[Answer, bytes]], *, address_space: int) -> None:
-    """What the process does: read, answer, until the frontend closes stdin or ends.
-
-    Args:
-        prepare: takes the settings, and gives what answers questions, and the answer to the settings.
-        address_space: bytes that it may have.
-    """
-    if (die_with_parent := killed_with(int(sys.argv[1]))) is not None:
-        die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = address_space if hard == resource.RLIM_INFINITY else min(address_space, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    answers, questions = os.dup(1), sys.stdin.buffer
-    answer, ready = prepare(questions.readline())
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)  # what libraries print here quotes clients, who could fill our log with it
-    _write(answers, ready)
-    for question in questions:
-        _write(answers, answer(question))
-
-
 def _exchange(process: subprocess.Popen[bytes], question: bytes, may_take_s: float) -> bytes | None:
     """Write a question and read its answer; None if there is none, or too long a one. Raises TimeoutError and
     BrokenPipeError."""
     assert process.stdin is not None
     assert process.stdout is not None
     deadline = time.monotonic() + may_take_s
-    _write(process.stdin.fileno(), question)  # it reads a whole line before it does anything else
+    write_line(process.stdin.fileno(), question)  # it reads a whole line before it does anything else
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     answer = bytearray()
@@ -167,9 +140,3 @@ def _exchange(process: subprocess.Popen[bytes], question: bytes, may_take_s: flo
             return None
         answer += some
     return bytes(answer)
-
-
-def _write(fd: int, line: bytes) -> None:
-    rest = memoryview(line + b"\n")
-    while rest:
-        rest = rest[os.write(fd, rest) :]  # a pipe takes a part of what is long

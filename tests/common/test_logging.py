@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +115,17 @@ def test_what_is_dropped_is_told_in_short(capsys):
     line = json.loads(capsys.readouterr().err)
     assert (line["event"], line["link"], line["sender"]) == ("message dropped", "frontends", "beef")
     assert len(line["reason"]) == 300
+
+
+@pytest.mark.parametrize("first", ["common.logging", "rich.console"])
+def test_a_process_that_only_logs_does_not_import_what_draws_tables(first):
+    code = f"""
+import sys
+import {first}
+import common.logging
+assert ("rich" in sys.modules) == {first.startswith("rich")}
+import rich.table
+rich.table.Table()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -23,7 +23,6 @@ REFUSED = {  # an error of the start, or of an option, of each service
         ["scheduler_svc.frontend", "--core-endpoint", "ipc://x", "--model", "/none"],
         "there is no folder /none",
     ),
-    "frontend's option": (["scheduler_svc.frontend"], "Missing option '--core-endpoint'"),
     "worker": (["scheduler_svc.frontend.background", "--core-endpoint", "ipc://x", "--fd", "0"], "needs a --store"),
 }
 
@@ -46,7 +45,7 @@ def test_a_start_that_fails_says_so_in_the_logs_format(name):
     assert said in lines[-1]["error"]
 
 
-@pytest.mark.parametrize("name", ["keeper", "frontend's option"])
+@pytest.mark.parametrize("name", ["keeper", "scheduler's option"])
 def test_without_json_it_is_a_text_for_people(name):
     arguments, said = REFUSED[name]
     last = refused(arguments).splitlines()[-1]

@@ -5,11 +5,10 @@ import re
 import subprocess
 import sys
 
-import httpx
-
 from scheduler_svc.client.keys.key_ring import KeyRing
 from tests import ROOT
 from tests.support.eventually import eventually
+from tests.support.plain_http import http
 from tests.support.plain_rights import needs_plain_rights, with_plain_rights
 
 
@@ -41,8 +40,8 @@ def test_status_metrics_and_log_tell_of_it_until_they_can_be_read(tmp_path):
     with scheduler(ring, log) as url:
 
         def told():
-            status = httpx.get(f"{url}/status", headers=bearer).json()["keys_unreadable"]
-            text = httpx.get(f"{url}/metrics", headers=bearer).text
+            status = http.get(f"{url}/status", headers=bearer).json()["keys_unreadable"]
+            text = http.get(f"{url}/metrics", headers=bearer).text
             series = dict(re.findall(r'^baton_keys_unreadable\{whose="(\w+)"\} (\S+)$', text, re.MULTILINE))
             return status, {whose: value == "1.0" for whose, value in series.items()}
 
@@ -64,5 +63,5 @@ def test_status_metrics_and_log_tell_of_it_until_they_can_be_read(tmp_path):
         eventually(lambda: told()[0].get("clients") == where and "executors" in told()[0])
         ring.scheduler.chmod(0o700)
         other = ring.add_api_key("bob", metrics=True)
-        eventually(lambda: httpx.get(f"{url}/status", headers={"authorization": f"Bearer {other}"}).status_code == 200)
+        eventually(lambda: http.get(f"{url}/status", headers={"authorization": f"Bearer {other}"}).status_code == 200)
         eventually(lambda: told()[0] == {})

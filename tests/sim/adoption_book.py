@@ -1,10 +1,10 @@
 """Which pools may be continued, and what sequences have in them: a book that the core does not write."""
 
+from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from common import messages as m
-from common.plan import parse_plan
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.executor.executor_state import ExecutorState
 from scheduler_svc.core.sequence import Sequence
@@ -152,13 +152,12 @@ def _sharing(executor: ExecutorState) -> list[Sequence]:
 def _rows(executor: ExecutorState, plan: m.Plan) -> list[Row]:
     """The rows of a plan."""
     inflight = next(each for each in executor.inflight if each.step == plan.step)
-    columns = parse_plan(plan, executor.limits)
     sampled, unsampled = iter(inflight.sequences), iter(inflight.unsampled)
-    samples = set(columns.sample_rows.tolist())
+    samples = set(array("i", plan.sample_rows))  # the executor that gets the plan checks all of its columns
     results = inflight.asked_results
     pooled = {} if results is None else dict(zip(results.pooled.rows.tolist(), results.sequences, strict=True))
     rows: list[Row] = []
-    for row, (count, end) in enumerate(zip(columns.query_lens.tolist(), columns.context_lens.tolist(), strict=True)):
+    for row, (count, end) in enumerate(zip(array("i", plan.query_lens), array("i", plan.context_lens), strict=True)):
         sequence = next(sampled) if row in samples else pooled.get(row) or next(unsampled)[0]
         rows.append((sequence, end - count, end))
     return rows

@@ -94,12 +94,14 @@ class PoolBook:
             if epoch not in limits.taking:
                 limits.joined(epoch, member.membership.limits, now, member.hello.executor)
         self._libraries.follow(core)
-        waiting = [
-            s
+        self._stranded = {
+            s: self._stranded.get(s, now)
             for s in core.scheduler
-            if s.state is State.WAITING and not s.awaited and not any(map(partial(self._fits, s), members))
-        ]
-        self._stranded = {s: self._stranded.get(s, now) for s in waiting if self._limits.strands(s.params.task)}
+            if s.state is State.WAITING
+            and not s.awaited
+            and limits.strands(s.params.task)
+            and not any(map(partial(self._fits, s), members))
+        }
 
     def told_fleet(self, state: m.FleetState, now: float) -> None:
         """The core has told a frontend how long a sequence may be, or might be a moment ago."""

@@ -9,7 +9,7 @@ import httpx
 from scheduler_svc.client.batch.files import InOrder, ResultFile
 from scheduler_svc.client.batch.input import BatchLine
 from scheduler_svc.client.batch.sender import BatchSender, RetryPolicy
-from scheduler_svc.client.http.api import client_settings
+from scheduler_svc.client.http.api import client_settings, trusted
 from scheduler_svc.client.http.keepalive import KEEPALIVE_OPTIONS
 from scheduler_svc.client.progress import Tally
 from scheduler_svc.client.service_address import ServiceAddress
@@ -55,6 +55,7 @@ async def run_batch(
             tally.advance(tally.done + 1)
 
     transport = httpx.AsyncHTTPTransport(
+        verify=trusted(service),
         limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         socket_options=KEEPALIVE_OPTIONS,
     )

@@ -20,7 +20,7 @@ from common.messages import MAX_GRAMMAR_CHARS
 from scheduler_svc.frontend.grammars.build import build_grammar
 from scheduler_svc.frontend.grammars.schema_parts import SchemaError
 from scheduler_svc.frontend.grammars.spec import Checked, CheckerSettings, GrammarSpec, ToolGrammar
-from scheduler_svc.frontend.helper_process import Answer, answer_questions
+from scheduler_svc.frontend.helper_program import Answer, answer_questions
 
 STACK_BYTES = 2**20  # an executor's threads have two to eight times that
 MAX_ADDRESS_SPACE = 4 * 2**30

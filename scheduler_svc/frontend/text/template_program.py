@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import CheckpointError, RequestRejected
-from scheduler_svc.frontend.helper_process import Answer, answer_questions
+from scheduler_svc.frontend.helper_program import Answer, answer_questions
 
 MAX_ADDRESS_SPACE = 384 * 2**20  # bytes; with a conversation of 8 MiB it had 90 MB
 COMPILE_MAY_TAKE_S = 2  # of CPU: templates of models take some hundredths

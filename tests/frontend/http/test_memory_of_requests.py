@@ -14,7 +14,7 @@ from tests.support.frontend_process import MODEL, Frontend, running_frontend
 from tests.support.plain_http import NO_TLS, http
 from tests.support.pooling_folders import make_embedder, make_reranker
 
-NUM_REQUESTS = 12
+NUM_REQUESTS = 6
 NUM_READERS = 60
 HELD_MB = 32  # that the frontend of these tests may hold
 SENT = "x" * 6_000_000  # in each of them, of which no token comes

@@ -95,23 +95,27 @@ async def test_one_that_is_refused_or_cancelled_leaves_the_turn_to_the_next(pupp
 
 
 def test_a_template_that_a_client_can_keep_busy_ends_its_request_alone(tmp_path: Path):
-    """Through every endpoint that renders; and the stream of another goes on meanwhile."""
+    """Or make large, through every endpoint that renders; and the stream of another goes on meanwhile."""
     source = (DEMO_MODEL_DIR / "chat_template.jinja").read_text()
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    model = model_with_template(tmp_path, f"{{% if 'loop' in messages[0].content %}}{loop}{{% endif %}}{source}")
-    messages = [{"role": "user", "content": "loop"}]
+    large = "{{ 'x' * (messages | length) * 10**9 }}"
+    costly = f"{{% if 'loop' in messages[0].content %}}{loop}{{% endif %}}"
+    costly += f"{{% if 'large' in messages[0].content %}}{large}{{% endif %}}"
+    model = model_with_template(tmp_path, f"{costly}{source}")
+    loops, grows = ([{"role": "user", "content": content}] for content in ("loop", "large"))
     with running_frontend("--model", str(model), "--served-model-name", "m") as frontend:
         stream = frontend.client().completions.create(model="m", prompt="x", stream=True)
-        for path, body in (
-            ("/v1/chat/completions", {"model": "m", "messages": messages}),
-            ("/v1/messages", {"model": "m", "messages": messages, "max_tokens": 1}),
-            ("/v1/messages/count_tokens", {"model": "m", "messages": messages}),
-            ("/v1/responses", {"model": "m", "input": "loop"}),
-            ("/tokenize", {"messages": messages}),
+        for path, body, limit in (
+            ("/v1/chat/completions", {"model": "m", "messages": loops}, "1 s"),
+            ("/v1/chat/completions", {"model": "m", "messages": grows}, "384 MiB"),
+            ("/v1/messages", {"model": "m", "messages": grows, "max_tokens": 1}, "384 MiB"),
+            ("/v1/messages/count_tokens", {"model": "m", "messages": grows}, "384 MiB"),
+            ("/v1/responses", {"model": "m", "input": "large"}, "384 MiB"),
+            ("/tokenize", {"messages": grows}, "384 MiB"),
         ):
             answer = http.post(f"{frontend.url}{path}", json=body, timeout=60)
             assert answer.status_code == 400, (path, answer.text)
-            assert "the model's chat template takes more than 1 s for this conversation" in answer.text
+            assert f"the model's chat template takes more than {limit} for this conversation" in answer.text
         assert list(stream)
         honest = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         assert frontend.post("/v1/chat/completions", honest).status_code == 200
