@@ -135,7 +135,7 @@ def test_a_foreign_page_has_no_use_of_the_login(browser, open_frontend, by):
         visit.page.wait_for_selector("#talk-input")
         visit.expects(f"other host: http://127.0.0.1:{port}", "403", NO_ICON)
         visit.page.goto(f"http://127.0.0.1:{port}")
-        with visit.page.expect_response(f"{proxy.url}/v1/files") as response:
+        with visit.page.expect_navigation() as response:  # to the answer
             visit.page.evaluate(SEND_FORM, f"{proxy.url}/v1/files")
         assert "POST /v1/files" in proxy.passed, "without the login this test would show nothing"
         assert response.value.status == 403

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.forked_frontends import ForkedFrontend
+
 NUM_SHOWN = 10
 _OUTPUT = "file_times"  # the key under which a worker of pytest-xdist hands its counts to the process that reports
 
@@ -26,7 +28,7 @@ def add_option(parser: pytest.Parser) -> None:
 def cpu_seconds() -> float:
     """Return what this process and those that it has waited for have computed so far."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    return time.process_time() + children.ru_utime + children.ru_stime + ForkedFrontend.cpu_seconds
 
 
 class FileTimes:
@@ -48,6 +50,7 @@ class FileTimes:
         self.seconds[item.nodeid.split("::")[0]] += cpu_seconds() - before  # type: ignore[assignment]  # floats count as well
         return result
 
+    @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker has ended: add what it has counted."""
         self.seconds.update(getattr(node, "workeroutput", {}).get(_OUTPUT, {}))
