@@ -325,7 +325,14 @@ def measure(
         process.kill()
         process.join()
     print(json.dumps(line), flush=True)
-    time.sleep(1)  # what it left behind is closed
+    await_closed(pids, before)
+
+
+def await_closed(pids: dict[str, int], before: dict[str, Usage]) -> None:
+    """Wait until processes have closed what a flood left behind, a second at most."""
+    until = time.monotonic() + 1
+    while time.monotonic() < until and any(Usage.of(pid).files > before[role].files for role, pid in pids.items()):
+        time.sleep(0.05)
 
 
 def disk_mb(folder: Path | None) -> float:
