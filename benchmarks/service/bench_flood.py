@@ -217,21 +217,29 @@ class Bystander(threading.Thread):
         self.longest_s = 0.0
         self.num_tokens = 0
         self.errors: list[str] = []
+        self._leaves = threading.Event()
         self.start()
 
     def watch(self) -> None:
         """Forget what was."""
         self.longest_s, self.num_tokens = 0.0, 0
 
+    def leave(self) -> None:
+        """Break the stream off, which a service that stops would wait for."""
+        self._leaves.set()
+        self.join()
+
     def run(self) -> None:
-        """Stream; a request that ends is followed by the next on the same connection."""
+        """Stream until told to leave; a request that ends is followed by the next on the same connection."""
         body = {"model": "baton-demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
         with httpx.Client(timeout=60, trust_env=False) as http:
-            while True:
+            while not self._leaves.is_set():
                 try:
                     with http.stream("POST", f"{self._url}/v1/completions", json=body, headers=self._headers) as answer:
                         last = time.monotonic()
                         for _ in answer.iter_lines():
+                            if self._leaves.is_set():
+                                return
                             now = time.monotonic()
                             self.longest_s = max(self.longest_s, now - last)
                             self.num_tokens += 1
@@ -325,7 +333,14 @@ def measure(
         process.kill()
         process.join()
     print(json.dumps(line), flush=True)
-    time.sleep(1)  # what it left behind is closed
+    await_closed(pids, before)
+
+
+def await_closed(pids: dict[str, int], before: dict[str, Usage]) -> None:
+    """Wait until processes have closed what a flood left behind, a second at most."""
+    until = time.monotonic() + 1
+    while time.monotonic() < until and any(Usage.of(pid).files > before[role].files for role, pid in pids.items()):
+        time.sleep(0.05)
 
 
 def disk_mb(folder: Path | None) -> float:
@@ -423,7 +438,8 @@ def flood_by_key(seconds: float, names: Sequence[str]) -> None:
 
 
 def undisturbed(other: Bystander) -> None:
-    """Raises ClickException if a request of the bystander failed."""
+    """Let the bystander go. Raises ClickException if a request of it failed."""
+    other.leave()
     if other.errors:
         raise click.ClickException(f"the bystander was disturbed: {other.errors[:3]}")
 

@@ -155,7 +155,8 @@ class GlooRanks:
     """Processes that torch.distributed connects. Each does what it is told, over a pipe."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])  # which imports torch once, and computes nothing
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

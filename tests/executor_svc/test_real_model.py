@@ -11,9 +11,11 @@ import tokenizers
 import torch
 
 from common.model_reading import MAX_TOKENIZER_BYTES, read_model_file
+from common.plan import ExecutorLimits
 from executor_svc.model.gguf_checkpoint import GgufCheckpoint
+from executor_svc.runner.runner import Runner
 from tests import ROOT
-from tests.executor_svc.harness import Driver, Pool, Row, logits, needs_cpp, start
+from tests.executor_svc.harness import Driver, Pool, Row, logits, needs_cpp, poison_cache, start
 from tests.support.real_model import PAGE, reference, smollm2
 
 pytestmark = pytest.mark.slow
@@ -40,21 +42,27 @@ PROMPTS = (
     "E = mc^2 means that",
     "Bonjour, je m'appelle",
 )
-PERPLEXITIES = {  # of the page, float32; transformers finds the same
-    "F32": 15.9966,
-    "F16": 15.9905,
-    "BF16": 16.0468,
-    "Q8_0": 15.8673,
-    "Q4_0": 26.5890,
-    "Q4_1": 17.2508,
-    "Q5_0": 18.1505,
-    "Q5_1": 21.5496,
-}
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # that `gguf` can make
+PERPLEXITY = 17.1086  # of the page, with a layer of each type, in float32; transformers finds the same
+NUM_BLOCKS = 256
+
+Started = tuple[Runner[Any], ExecutorLimits]
 
 
 @pytest.fixture(scope="module")
 def model() -> Path:
     return smollm2()
+
+
+def start_real(model: Path, **options: Any) -> Started:
+    """An executor's runner, and its limits."""
+    return start(model, num_blocks=NUM_BLOCKS, max_model_len=2048, max_num_seqs=32, **options)
+
+
+@pytest.fixture(scope="module")
+def in_float32(model: Path) -> Started:
+    """One for all texts; its cache is to be poisoned before each."""
+    return start_real(model)
 
 
 def tokens_of(model: Path, *texts: str) -> list[list[int]]:
@@ -64,12 +72,16 @@ def tokens_of(model: Path, *texts: str) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
-def scores(model: Path, tokens: list[int], **options: Any) -> torch.Tensor:
+def computed_logits(started: Started, tokens: list[int]) -> torch.Tensor:
+    """The scores after each token, of an executor that may have computed other texts before."""
+    runner, limits = started
+    poison_cache(runner)
+    return logits(runner, [Row(0, tokens, len(tokens), Pool(NUM_BLOCKS, 16).grow([], len(tokens)))], limits)
+
+
+def scores(started: Started, tokens: list[int]) -> torch.Tensor:
     """The log-probability of each token but the first, after those before it."""
-    runner, limits = start(model, num_blocks=128, max_model_len=2048, max_num_seqs=32, **options)
-    table = Pool(128, 16).grow([], len(tokens))
-    found = logits(runner, [Row(0, tokens, len(tokens), table)], limits)
-    return of_tokens(found, tokens)
+    return of_tokens(computed_logits(started, tokens), tokens)
 
 
 def of_tokens(found: torch.Tensor, tokens: list[int]) -> torch.Tensor:
@@ -82,20 +94,20 @@ def expected_logits(model: Path, tokens: list[int]) -> torch.Tensor:
     return found
 
 
-def test_every_log_probability_of_a_page(model: Path) -> None:
+def test_every_log_probability_of_a_page(model: Path, in_float32: Started) -> None:
     (tokens,) = tokens_of(model, PAGE)
     assert len(tokens) > 400
-    runner, limits = start(model, num_blocks=128, max_model_len=2048, max_num_seqs=32)
-    found = logits(runner, [Row(0, tokens, len(tokens), Pool(128, 16).grow([], len(tokens)))], limits)
+    found = computed_logits(in_float32, tokens)
     expected = expected_logits(model, tokens)
     assert (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < 1e-3
 
 
-def test_greedy_tokens(model: Path) -> None:
+def test_greedy_tokens(model: Path, in_float32: Started) -> None:
     """Each is the likeliest one after those before it, which is what transformers would generate."""
     prompts = tokens_of(model, *PROMPTS)
-    runner, limits = start(model, num_blocks=256, max_model_len=2048)
+    runner, limits = in_float32
     for some, length in ((prompts, 32), (prompts[3:4], 200)):
+        poison_cache(runner)
         for prompt, found in zip(some, Driver(runner, limits, chunk=3).generate(some, length), strict=True):
             expected = expected_logits(model, prompt + found[:-1])[len(prompt) - 1 :].argmax(-1)
             assert found == expected.tolist()
@@ -109,39 +121,47 @@ def perplexity(log_probs: torch.Tensor) -> float:
 def test_perplexity_in_bfloat16(model: Path) -> None:
     """Of 6,000 tokens: of fewer, what roundings do to each token does not even out, for transformers neither."""
     texts = (path.read_text() for path in (ROOT / "LICENSE", *sorted((ROOT / "docs").glob("*.md"))[:3]))
+    started = start_real(model, dtype="bfloat16")
     exact, found = [], []
     for tokens in (of_text[:1500] for of_text in tokens_of(model, *texts)):
         exact.append(of_tokens(expected_logits(model, tokens), tokens))
-        found.append(scores(model, tokens, dtype="bfloat16"))
+        found.append(scores(started, tokens))
     assert len(torch.cat(exact)) > 5500
     assert perplexity(torch.cat(found)) == pytest.approx(perplexity(torch.cat(exact)), rel=0.002)
 
 
-@pytest.mark.parametrize(("kind", "expected"), PERPLEXITIES.items())
-def test_perplexity_of_each_type(model: Path, tmp_path: Path, kind: str, expected: float) -> None:
-    """Stored anew in each type that `gguf` can make: weights are its values, and the model is as good as they are."""
-    path = stored_as(model, tmp_path / "SmolLM2.gguf", kind)
-    values = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.3.ffn_down.weight"]
+def test_perplexity_with_a_layer_of_each_type(model: Path, tmp_path: Path) -> None:
+    """Weights are the values that `gguf` reads, and the model is as good as they are."""
+    path = stored_anew(model, tmp_path / "SmolLM2.gguf")
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     with GgufCheckpoint(path) as checkpoint:
-        found = checkpoint.read("model.layers.3.mlp.down_proj.weight").float().numpy()
-    assert np.array_equal(found, gguf.quants.dequantize(values.data, values.tensor_type))
+        for layer, kind in enumerate(TYPES):
+            stored = tensors[f"blk.{layer}.ffn_down.weight"]
+            assert stored.tensor_type.name == kind
+            found = checkpoint.read(f"model.layers.{layer}.mlp.down_proj.weight").float().numpy()
+            assert np.array_equal(found, gguf.quants.dequantize(stored.data, stored.tensor_type)), kind
     (tokens,) = tokens_of(path, PAGE)
-    assert perplexity(scores(path, tokens)) == pytest.approx(expected, rel=1e-4)
+    assert perplexity(scores(start_real(path), tokens)) == pytest.approx(PERPLEXITY, rel=1e-4)
 
 
-def stored_as(model: Path, path: Path, kind: str) -> Path:
-    """The model with its matrices in another type."""
+def stored_anew(model: Path, path: Path) -> Path:
+    """The model with the matrices of its first layers in a type for each layer."""
     source = gguf.GGUFReader(model)
     writer = gguf.GGUFWriter(path, "llama")
     for name, field in source.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
             of_items = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), field.types[0], of_items)
+    kind_of = {f"blk.{layer}": gguf.GGMLQuantizationType[kind] for layer, kind in enumerate(TYPES)}
     for tensor in source.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        chosen = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
-        stored = gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), chosen)
-        writer.add_tensor(tensor.name, stored, raw_dtype=chosen)
+        kind = kind_of.get(".".join(tensor.name.split(".")[:2]), tensor.tensor_type)
+        stored = tensor.data
+        if len(tensor.shape) > 1 and kind != tensor.tensor_type:
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            stored = gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), kind)
+        else:
+            kind = tensor.tensor_type
+        writer.add_tensor(tensor.name, stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -91,7 +91,8 @@ def executor(request: pytest.FixtureRequest, checkpoint: Make) -> Executor:
     isa, quantization = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ISA_VARIABLE, isa)
-        folder = checkpoint(preset="0.6B", dtype=torch.bfloat16, num_layers=2)
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}  # for two threads, and an emulation is slow
+        folder = checkpoint(preset="0.6B", dtype=torch.bfloat16, num_layers=2, **heads)
         options = {"dtype": "bfloat16", "quantization": quantization, "threads": 2, "block_size": BLOCK_SIZE}
         runner, limits = start(folder, num_blocks=NUM_BLOCKS, **options)
     assert isinstance(runner._backend, CppBackend)

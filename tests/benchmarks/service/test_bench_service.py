@@ -2,10 +2,11 @@
 
 import pytest
 
-from benchmarks.service.bench_chat import Run, figures_of
+from benchmarks.service.bench_chat import PROMPTS, Run, figures_of
 from common.model_files import resolve_model
 from scheduler_svc.server.strangers import MAX_STRANGERS
 from tests.benchmarks.running import lines
+from tests.support.reciter.answers import ANSWERS
 from tests.support.reciter.checkpoint import reciter_folder
 
 
@@ -26,16 +27,19 @@ def test_the_stores_benchmark():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["alone", "keeper+sibling", "standby", "rollout"])
-def test_the_benchmark_of_failover(setting):
+def test_the_benchmark_of_failover():
+    """A standby that takes over from a killed executor is in the benchmark of bits."""
     sizes = ("--kills", "1", "--streams", "2", "--prompt-tokens", "50", "--threads", "1")
-    (figures,) = lines("bench_failover.py", *sizes, "--setting", setting)
-    assert figures["gaps"] in (1, 2), "of the streams that ran on the one that went"
-    assert 0 <= figures["pause_ms_p50"] < figures["gap_ms_p50"] < 1000 * 60
-    assert figures["start_ms_p50"] > 0
-    is_kept = setting not in ("sibling", "alone")
-    assert figures["pools_adopted"] == is_kept or setting == "keeper+sibling"
-    assert (figures["recomputed_tokens"] == 0) == is_kept or setting == "keeper+sibling"
+    settings = ("alone", "keeper+sibling", "rollout")
+    found = lines("bench_failover.py", *sizes, *(f"--setting={setting}" for setting in settings))
+    assert [figures["setting"] for figures in found] == list(settings)
+    for figures in found:
+        assert figures["gaps"] in (1, 2), "of the streams that ran on the one that went"
+        assert 0 <= figures["pause_ms_p50"] < figures["gap_ms_p50"] < 1000 * 60
+        assert figures["start_ms_p50"] > 0
+    alone, _, rollout = found
+    assert alone["pools_adopted"] == 0 < alone["recomputed_tokens"]
+    assert rollout["pools_adopted"] == 1 > rollout["recomputed_tokens"]
 
 
 @pytest.mark.slow
@@ -57,7 +61,7 @@ def test_the_benchmark_of_starts():
 @pytest.mark.slow
 def test_the_benchmark_of_bits():
     """What is kept is the same, and what is computed again is, too: in bfloat16 and in other batches."""
-    sizes = ("--kills", "2", "--requests", "4", "--streams", "2", "--prompt-tokens", "40", "--max-tokens", "100")
+    sizes = ("--kills", "2", "--requests", "4", "--streams", "2", "--prompt-tokens", "40", "--max-tokens", "30")
     model = ("--model", str(resolve_model(None, weights=True)), "--executor-option=--threads=1")
     batches, alone, standby = lines(
         "bench_bits.py", *sizes, *model, *(f"--run={run}" for run in ("batches", "alone", "standby"))
@@ -73,7 +77,7 @@ def test_the_benchmark_of_bits():
 @pytest.mark.slow
 def test_the_benchmark_of_floods():
     """What it prints of the executors' port is bounded work: files and memory, whatever is sent."""
-    idle, computing, *floods = lines("bench_flood.py", "--seconds", "1", "--only", "executors")
+    idle, computing, *floods = lines("bench_flood.py", "--seconds", "0.5", "--only", "executors")
     assert (idle["sent_mib"], computing["sent_mib"]) == (0.0, 0.0)
     assert len(floods) == 7
     assert any(each["sent_mib"] > 1 for each in floods)
@@ -84,8 +88,11 @@ def test_the_benchmark_of_floods():
 
 @pytest.mark.slow
 def test_the_benchmark_of_chats():
+    prompt_of = {answer.word: answer.prompt for answer in ANSWERS}
+    assert {prompt_of[" harbor"], prompt_of[" ledger"]} == set(PROMPTS)
+    short = (f"--prompt={prompt_of[word]}" for word in (" ferry", " lantern"))  # content; a thought and a call
     sizes = ("--streams", "2", "--sittings", "1", "--repeats", "2")
-    content, call = lines("bench_chat.py", "--model", str(reciter_folder()), *sizes)
+    content, call = lines("bench_chat.py", "--model", str(reciter_folder()), *sizes, *short)
     assert content["output_tokens"] < call["output_tokens"]
     for each in (content, call):
         assert (each["streams"], each["rounds"]) == (2, 2)

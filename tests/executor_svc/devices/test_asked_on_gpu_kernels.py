@@ -13,7 +13,7 @@ from tests.support.in_process import serve, submit
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning")  # of logits left out
 def test_answers_are_those_of_the_plain_kernels(checkpoint: Make) -> None:
-    folder = checkpoint(preset="tiny")
+    folder = checkpoint(preset="tiny", num_layers=1)
     requests = [
         submit("everything", range(10, 20), 6, n=2, temperature=1.0, seed=5, constraints=EVERYTHING, logprobs=4),
         submit("penalties", range(10, 20), 6, temperature=0.9, top_p=0.9, seed=1, constraints=CASES["penalties"]),

@@ -42,11 +42,9 @@ def test_the_recorded_steps_are_of_all_kinds(recorded: tuple[Path, list[Recorded
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning")  # of logits left out
-@pytest.mark.parametrize(
-    "steps_are",
-    [pytest.param("as they come", marks=pytest.mark.slow), pytest.param("padded", marks=pytest.mark.slow), "replayed"],
-)
+@pytest.mark.parametrize("steps_are", [pytest.param("as they come", marks=pytest.mark.slow), "replayed"])
 def test_tokens_are_those_of_plain_torch(recorded: tuple[Path, list[RecordedStep]], steps_are: str) -> None:
+    """Families have steps that are padded and not replayed."""
     folder, steps = recorded
     sizes = ([], []) if steps_are == "as they come" else ([2, 4], [8, 16, 24])
     graphs = CalledAgain()

@@ -18,9 +18,7 @@ from executor_svc.runner.trial_plans import trial_plan
 from tests.executor_svc.conftest import Make
 from tests.executor_svc.service.steps import greedy, ranks_of
 from tests.support.checkpoints import reference_greedy
-from tests.support.eventually import eventually
 from tests.support.fake_scheduler import FakeScheduler
-from tests.support.processes import is_running
 
 RANKS = 2
 
@@ -49,15 +47,6 @@ def test_two_ranks_are_one_executor_and_leave_together(group: FakeScheduler, che
     group.expect(m.Leaving, beat=1)
     group.send(m.EpochOver(epoch=1, reason="left"))
     assert group.exit_code(30) == 0
-
-
-@pytest.mark.slow
-def test_ranks_do_not_outlive_torchrun(group: FakeScheduler) -> None:
-    group.join()
-    ranks = ranks_of(group.process)
-    assert len(ranks) == RANKS
-    group.process.kill()
-    eventually(lambda: not any(map(is_running, ranks)))
 
 
 @pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.slow) for rank in range(1, RANKS))])

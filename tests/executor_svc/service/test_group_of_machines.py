@@ -95,10 +95,12 @@ def test_two_machines_are_one_executor_and_leave_together(machines: Machines, ch
 
 
 def test_the_death_of_the_leaders_machine_ends_the_other_rank(machines: Machines) -> None:
-    """Its container starts again, and the controller makes the whole group anew."""
+    """Its container starts again, and the controller makes the whole group anew. No rank outlives its torchrun."""
     machines.scheduler.join()
     greedy(machines.scheduler, [1, 2, 3], 1)
+    (rank,) = ranks_of(machines.scheduler.process)
     machines.scheduler.process.kill()
+    eventually(lambda: not is_running(rank))
     assert machines.worker.wait(30) != 0
 
 

@@ -81,6 +81,10 @@ def build_and_report(isa_name: str, results: "multiprocessing.Queue[tuple[str, i
 def test_processes_that_build_at_once_build_once_and_later_ones_find_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nexec g++ "$@" -O0\n')  # what it makes is loaded and not run
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     context = multiprocessing.get_context("fork")
     results = context.Queue()
