@@ -108,6 +108,7 @@ def test_silence_is_no_reason_to_compute_it_twice(baton, server, files):
     assert done.exit_code == 0
     assert "retries" in done.stderr
     assert all(line["error"] is None for line in results(files[1]).values())
+    assert len(server.known) == 10, "each line is one request, however often it was asked for"
 
 
 def test_without_retries_nothing_is_kept_for_later(baton, server, files):
