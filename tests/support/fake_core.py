@@ -299,8 +299,11 @@ class FakeCore:
         self._thread.join()
 
     def forget(self) -> None:
-        """Start a new test: nothing has arrived yet, and everything is echoed. A frontend may have to notice yet that a
-        client of the test before has gone; that is not told of in this one."""
+        """Start a new test: nothing has arrived yet, and everything is echoed.
+
+        A frontend may notice late that a client of the test before has gone: what it says of that request is answered,
+        and not listed.
+        """
         self._earlier.update(submit.request_id for submit in self.submits)
         self.script = echo
         self.answers_hellos = True

@@ -103,6 +103,7 @@ def test_silence_is_no_reason_to_compute_it_twice(baton, server, files):
     assert "1 retries" in done.stderr
     assert (len(server.requests), len(server.resumed)) == (10, 1)
     assert all(line["error"] is None for line in results(files[1]).values())
+    assert len(server.known) == 10, "each line is one request, however often it was asked for"
 
 
 def test_without_retries_nothing_is_kept_for_later(baton, server, files):

@@ -12,7 +12,7 @@ from common import messages as m
 from common.model_files import DEMO_MODEL_DIR
 from tests.support.demo_tokenizer import TOKENIZER, ids
 from tests.support.eventually import eventually
-from tests.support.fake_core import FakeCore, Step, delta, logprobs_of, outputs, say, tokens_of
+from tests.support.fake_core import FakeCore, Step, delta, logprobs_of, outputs, say, silence, tokens_of
 from tests.support.frontend_process import MODEL, Frontend
 
 STORY = "Once upon a time, a naïve 🦊 met the moon. 月は綺麗ですね。"
@@ -227,6 +227,18 @@ def test_a_client_that_leaves_cancels_its_request(frontend: Frontend, core: Fake
             client.completions.create(model=MODEL, prompt="x", stream=when == "before the first token")
     eventually(lambda: core.cancels, wait_s / 2)
     assert core.cancels[0].request_id == core.submits[0].request_id
+
+
+def test_the_fake_core_lists_nothing_of_requests_of_the_test_before(frontend: Frontend, core: FakeCore):
+    body = {"model": MODEL, "prompt": "x"}
+    core.script = silence
+    left = frontend.begin("/v1/completions", body)
+    core.forget()
+    core.script = silence
+    left.close()
+    frontend.begin("/v1/completions", body).close()
+    eventually(lambda: core.cancels)
+    assert [cancel.request_id for cancel in core.cancels] == [submit.request_id for submit in core.submits]
 
 
 def test_streaming_and_not_streaming_give_the_same_text(client: openai.OpenAI, core: FakeCore):
