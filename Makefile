@@ -6,8 +6,10 @@ python_of = $(shell for version in $(1); do \
 PYTHON ?= $(or $(call python_of,3.11 3.12 3.13 3.14),python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Two processes take neighbouring tests, which share services; a process that has none left takes some of the other's.
-PYTEST_OPTIONS := -m pytest -n 2 --dist worksteal
+# Processes take neighbouring tests, which share services; one that has none left takes some of another's. Three keep two
+# cores busy, because a test waits for other processes a quarter of its time. Each takes 1.5 GB: WORKERS=9 for six cores.
+WORKERS ?= 3
+PYTEST_OPTIONS := -m pytest -n $(WORKERS) --dist worksteal
 PYTEST := $(BIN)/python $(PYTEST_OPTIONS)
 # The oldest Triton that the kernels have to compile with: that of torch 2.11, with which flash-attn is built for sm_90.
 TRITON_OLDEST := build/triton-3.6.0

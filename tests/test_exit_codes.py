@@ -46,9 +46,8 @@ def kind(kinds):
 
 @kind(PASSING)
 def port_in_use(folder, monkeypatch):
-    monkeypatch.setattr(addresses, "ADDRESS_TIMEOUT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        addresses.listen("127.0.0.1", other.getsockname()[1])
+        addresses.listen("127.0.0.1", other.getsockname()[1], timeout_s=0.0)
 
 
 @kind(PASSING)
