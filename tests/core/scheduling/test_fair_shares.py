@@ -151,6 +151,13 @@ def test_the_journal_learns_of_keys_alone_and_of_what_has_changed():
     assert after.shares.cost.value == pytest.approx(100, rel=0.01)
 
 
+def test_a_life_without_requests_says_nothing_of_what_they_cost():
+    book = Book()
+    book.shares.restore(0.0, 0.0, ())
+    book.accept(client="a")
+    assert book.shares.cost.value == 100
+
+
 def test_an_address_is_an_account_that_nobody_can_read():
     book = Book()
     book.accept(address="192.0.2.7")

@@ -1,7 +1,9 @@
 """What a request asks of its tokens' scores, as the core gets it."""
 
 import json
+import shutil
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -185,6 +187,18 @@ def test_words_that_cannot_be_banned(words: list[str], param: str | None, text: 
     error = refusal(bad_words=words)
     assert error.param == param
     assert text in error.message
+
+
+def test_a_bad_word_with_a_token_that_the_model_does_not_have_is_refused(tmp_path: Path):
+    """A model may have fewer tokens than its tokenizer, here all that come before "Farewell"."""
+    folder = tmp_path / "model"
+    shutil.copytree(TOKENIZER.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 1991}))
+    assert completion(Tokenizer(folder), bad_words=["whence"]).constraints.bad_words
+    error = refusal(partial(completion, Tokenizer(folder)), bad_words=["whence", "Farewell"])
+    assert (error.param, error.code) == ("bad_words", "invalid_value")
+    assert "token id 1991, the model has 0 to 1990" in error.message
 
 
 # --- what is refused ---
