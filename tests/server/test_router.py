@@ -277,6 +277,17 @@ def test_what_a_member_has_said_before_it_was_dismissed_is_heard(door):
     peer.close()
 
 
+def test_what_a_member_has_said_before_it_was_disconnected_is_heard_no_more(door):
+    peer, number = raw_member(door)
+    peer.send(message(BEAT) * (3 * MESSAGES_A_PEER))
+    found = door.turn_until(lambda _: door.connections.get(number).has_unread)
+    assert len(found) < 3 * MESSAGES_A_PEER
+    door.router.disconnect(number)
+    assert door.turn() == []
+    assert door.router.lost_connections() == [number]
+    assert peer.is_closed()
+
+
 class Failing(Doorway):
     """A port that says, while it fails, that no connection can be accepted."""
 
