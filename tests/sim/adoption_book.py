@@ -93,14 +93,18 @@ class AdoptionBook:
         for sequence, start, end in rows:
             content, is_sharing = self._interrupted.pop(sequence, None), sequence in self._sharing
             self._sharing.pop(sequence, None)
-            if life is None or content != life.content:
+            if life is None:
                 continue
-            self.moments["resumed where they were"] += 1
-            num_again = min(self._written[sequence][1], end) - start
-            if num_again > 0:
-                self.moments["positions computed again after an adoption"] += num_again
-                name = f"{sequence.request_id}[{sequence.index}]"
-                assert is_sharing or not self._is_roomy, f"{name} computes {num_again} positions again from {start} on"
+            written_in, num_written = self._written.get(sequence, (0, 0))
+            num_again = min(num_written, end) - start if written_in == life.content else 0
+            if content == life.content:
+                self.moments["resumed where they were"] += 1
+                if num_again > 0:
+                    self.moments["positions computed again after an adoption"] += num_again
+                    name = f"{sequence.request_id}[{sequence.index}]"
+                    told = f"{name} computes {num_again} positions again from {start} on"
+                    assert is_sharing or not self._is_roomy, told
+            if num_again > 0:  # it has given its blocks away, here or when it was computed elsewhere for a while
                 self._written[sequence] = (life.content, start)
         if life is not None:
             life.rows.append(rows)
