@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.core.fleet.step_clock import DECAY, DEFAULT_FLOOR_S, FIRST_STEP_LIMIT_S, PATIENCE, StepClock
+from scheduler_svc.core.fleet.step_clock import (
+    DECAY,
+    DEFAULT_FLOOR_S,
+    FIRST_STEP_LIMIT_S,
+    MOST_SLOWNESS,
+    PACE_SHARE,
+    PATIENCE,
+    Answered,
+    Paces,
+    StepClock,
+)
 
 FLOOR_S = 1.0
 
@@ -140,3 +150,33 @@ def test_time_in_which_nobody_looked_is_no_steps_time(clock):
     assert clock.overdue(71.0) is None
     clock.answered(1, 71.5)
     assert limit_s(clock, 8) == PATIENCE * 1.5, "and nothing wrong is learned from it"
+
+
+def slowness_of(paces, model, *took_s, num_tokens=8):
+    """An executor's slowness after steps that took so long."""
+    slowness = 1.0
+    for each in took_s:
+        slowness = paces.compared(model, slowness, Answered(num_tokens, each, each))
+    return slowness
+
+
+def test_who_takes_twice_as_long_is_twice_as_slow():
+    paces, slowness = Paces(), {0.01: 1.0, 0.02: 1.0}
+    for _ in range(400):
+        for took_s, before in slowness.items():
+            slowness[took_s] = paces.compared("m", before, Answered(8, took_s, took_s))
+    assert slowness[0.01] == pytest.approx(0.01 / 0.015, rel=0.02)
+    assert slowness[0.02] == pytest.approx(0.02 / 0.015, rel=0.02)
+
+
+def test_steps_are_compared_with_those_of_their_size_and_model():
+    paces = Paces()
+    assert slowness_of(paces, "small", *[0.01] * 50) == 1.0
+    assert slowness_of(paces, "small", *[1.0] * 50, num_tokens=4096) == 1.0
+    assert slowness_of(paces, "large", *[0.3] * 50) == 1.0
+    assert slowness_of(paces, "small", *[0.3] * 50) > 1.5
+
+
+def test_one_step_makes_little_slower():
+    paces = Paces()
+    assert slowness_of(paces, "m", *[0.01] * 50, 100.0) == pytest.approx(1 + (MOST_SLOWNESS - 1) * PACE_SHARE)

@@ -228,6 +228,9 @@ def test_a_long_answer_is_read_in_parts(context: AnswerContext, data: st.DataObj
     for part in parts:
         num_tokens = sum(len(each.token_ids) // 4 for _, each in part)
         assert num_tokens <= 1 or 4 * num_tokens * (1 + context.logprobs) <= limit
+    for part, after in pairwise(parts):
+        num_bytes = sum(delta_parts.delta_bytes(each) for _, each in (*part, after[0]))
+        assert num_bytes > limit, "what comes later had room in the part before"
     assert none_of(context) | logprobs_of(context, read_in_parts) == logprobs_of(context, read(context, [delta])[0])
     for choice in (0, 1):
         of_choice = [each for part in parts for number, each in part if number == choice]

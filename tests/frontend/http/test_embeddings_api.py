@@ -121,8 +121,9 @@ def test_embeddings(client: openai.OpenAI, core: FakeCore, embedder: Tokenizer):
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, prompts))
     [params] = {submit.params for submit in core.submits}
     assert params == m.SamplingParams(max_tokens=1, pooling="hidden")
-    facts = {(submit.stream, submit.client_name, submit.client_limit, submit.weight) for submit in core.submits}
-    assert facts == {(False, "alice", 9, 2.5)}
+    of_client = {(submit.client_name, submit.client_limit, submit.weight) for submit in core.submits}
+    assert of_client == {("alice", 9, 2.5)}
+    assert {(submit.stream, submit.priority, submit.timeout_s) for submit in core.submits} == {(False, 0, None)}
     assert not core.cancels
 
 
