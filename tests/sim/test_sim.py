@@ -40,7 +40,7 @@ CASES = [
     (1_795_903_424_040, "everything"),
     # A life that was back after hours died before its journal was whole; the next one rightly found a deadline passed.
     (21_072, "everything"),
-    # A sequence had made way and began anew in the same pool, and the witness held it for as long as it had been before.
+    # A sequence had made way and began anew in its pool, and the witness took it for as long as it had been before.
     (1_796_060_264_109, "standbys"),
 ]
 
