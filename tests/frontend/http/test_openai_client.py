@@ -363,7 +363,7 @@ def test_a_schema_reaches_the_core_as_a_grammar(client: openai.OpenAI, core: Fak
     assert matcher.is_accepting()
 
 
-def test_grammars_of_both_endpoints(client: openai.OpenAI, core: FakeCore):
+def test_grammars_of_each_endpoint(client: openai.OpenAI, core: FakeCore):
     messages = [{"role": "user", "content": "Go"}]
     extra = {"structured_outputs": {"choice": ["x", "y"]}, "min_tokens": 1}
     client.completions.create(model=MODEL, prompt=["x", "y"], extra_body=extra)
@@ -376,10 +376,14 @@ def test_grammars_of_both_endpoints(client: openai.OpenAI, core: FakeCore):
     client.chat.completions.create(model=MODEL, messages=messages, response_format={"type": "json_object"})
     client.chat.completions.create(model=MODEL, messages=messages, extra_body={"structured_outputs": {"json": "{}"}})
     client.chat.completions.create(model=MODEL, messages=messages, response_format={"type": "text"})
+    client.responses.create(model=MODEL, input="x", text={"format": {"type": "json_object"}})
+    client.responses.create(model=MODEL, input="x", text={"format": {"type": "json_schema", "name": "x", "schema": {}}})
+    client.responses.create(model=MODEL, input="x", text={"format": {"type": "text"}})
     grammars = [submit.params.constraints and submit.params.constraints.grammar for submit in core.submits]
-    assert grammars[0] == grammars[1] != grammars[2]
+    assert grammars[0] == grammars[1] == grammars[4] != grammars[2] == grammars[5]
     assert '"type": "object"' in grammars[0]
     assert grammars[3] is None
+    assert grammars[6] is None
 
 
 def test_a_refused_grammar_says_why(client: openai.OpenAI, core: FakeCore):
