@@ -6,7 +6,7 @@ waits for each step's end notices a kernel that failed.
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import timedelta
@@ -154,8 +154,7 @@ def run_in_group(
     if pool is not None:
         places = group.gather([os.getpid(), os.stat("/proc/self/ns/pid").st_ino])
         if group.rank > 0:
-            can_see = places[0][1] == places[group.rank][1]
-            watch = FollowerThread(pool.link, places[0][0] if can_see else None)
+            watch = FollowerThread(pool.link, leader_pid(places, group.rank))
     if group.rank == 0:
         leader = GroupLeader(runner, channel)
         exit_code = serve(leader)
@@ -174,6 +173,17 @@ def run_in_group(
     runner.close()
     group.close()
     return exit_code
+
+
+def leader_pid(places: Sequence[Sequence[int]], rank: int) -> int | None:
+    """Return rank 0's process as a rank sees it; None if it is in another PID namespace, where the number is another's.
+
+    Args:
+        places: of each rank the process and its PID namespace.
+        rank: that looks.
+    """
+    (pid, namespace), (_, own) = places[0], places[rank]
+    return pid if namespace == own else None
 
 
 def follow(
