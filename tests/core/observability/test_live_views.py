@@ -60,6 +60,20 @@ def test_a_frontend_that_asks_is_told_everything_and_then_only_what_changes():
     assert not second.events
 
 
+def test_a_sequence_is_shown_with_the_time_since_which_it_waits_or_runs():
+    service = Service(step_s=0.125)
+    service.join("one")
+    service.now = asked = 7.0
+    service.submit("a", max_tokens=50)
+    first, *_ = watch(service, 1.0, wish=SEND_ALL)
+    assert [waiting.since for waiting in first.waiting] == [asked]
+    admitted = service.now
+    service.turn(num_answers=3)
+    *_, last = watch(service)
+    assert [running.since for running in last.running] == [admitted], "not since its first token"
+    assert admitted > asked
+
+
 def test_nothing_is_told_to_frontends_that_do_not_ask_nor_where_nothing_happens():
     service = Service()
     service.join("one")

@@ -208,6 +208,14 @@ def test_a_grammar_reads_the_bytes_that_are_shown(folders: dict[str, Path], name
         assert all(map(library.is_special_token, tokenizer.special_tokens.values()))
 
 
+def test_a_grammar_reads_the_same_where_metaspace_ends_a_sequence(folders: dict[str, Path], tmp_path: Path):
+    content = json.loads((folders["metaspace"] / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"decoder": steps(content["decoder"])}))
+    library, (_, plain) = read_grammar_tokenizer(tmp_path, VOCAB), of_library(folders["metaspace"])
+    assert library is not None
+    assert [library.decode_bytes([token]) for token in range(1000)] == [plain.decode_bytes([t]) for t in range(1000)]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_both_sides_allow_what_matches_a_schema(model: Path, document: str):
     tokenizer, _ = of_folder(model)
