@@ -210,11 +210,14 @@ def test_a_task_that_no_executor_ever_took_is_refused_by_its_name() -> None:
     assert refused(empty, "embed", 0.0, max_tokens=1, **HIDDEN) == "no_executor"
 
 
-def test_a_task_that_an_executor_took_in_an_earlier_life_may_come_again() -> None:
-    """Also if it left long before that life's end, and over a life that saw none."""
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_task_that_an_executor_took_in_an_earlier_life_may_come_again(in_order: bool) -> None:
+    """Also if it left long before, in order, so that nothing else is known of it, and over a life that saw none."""
     first = Service(JournalState.OK)
     first.join("one", tasks=("embed",))
     first.join("two")
+    if in_order:
+        first.do(first.core.from_executor(b"one", m.Leaving(epoch=1), first.now))
     first.lose("one")
     first.wait(200.0)
     _, batch = restart(first.write_all())
