@@ -68,7 +68,7 @@ class ForkedFrontend:
 
 @functools.cache
 def _parent() -> socket.socket:
-    """Where the process that forks is told what to start. It ends with this one."""
+    """Return a socket to the process that forks, which starts with the first call and ends with this process."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         command = [sys.executable, "-m", "tests.support.forked_frontends", str(its.fileno())]

@@ -1,4 +1,4 @@
-"""What ranks of one executor tell each other. Ranks as processes are in `tests/executor_svc/service/test_group.py`."""
+"""Whose process each rank watches. `tests/executor_svc/service/test_group.py` runs ranks as processes."""
 
 from executor_svc.runner.group_runner import leader_pid
 

@@ -180,10 +180,8 @@ def test_sigterm_finishes_its_plans_and_waits_to_be_released(mortal: FakeSchedul
     mortal.send(plan(103, step=0))
     mortal.send(plan(1, step=1))
     mortal.wait_for_output(IN_SLOW_STEP)
-    asked = time.monotonic()
     mortal.process.send_signal(signal.SIGTERM)
-    assert mortal.expect(m.Leaving).epoch == 1
-    assert time.monotonic() - asked < 1.0  # in the middle of the step
+    assert mortal.expect(m.Leaving).epoch == 1, "before the step's answer"
     assert [mortal.expect(m.StepResult, beat=1).step for _ in range(2)] == [0, 1]
     assert mortal.process.poll() is None
     mortal.send(m.EpochOver(epoch=1, reason="left"))

@@ -1,4 +1,4 @@
-"""What a request of POST /v1/responses may say, and what its fields mean where several say the same."""
+"""Requests of POST /v1/responses: a limit, and a wish that has two names."""
 
 import json
 
